@@ -1,0 +1,32 @@
+# `make run` compares the paper's algorithms; `make test` checks everything. Both set up .venv/ first.
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+
+.PHONY: run test test-slow lint bench clean
+
+run: $(INSTALLED)
+	$(BIN)/pfedme compare \
+	    pfedme:lam=20,eta=0.01,alpha=0.01,beta=2 fedavg:eta=0.02 per-fedavg:alpha=0.02,eta=0.002 \
+	    alone:eta=0.02 fedavg-ft:eta=0.02 \
+	    --data synthetic --model mlr --rounds 600 --cohort 10 --out runs/first --force
+
+test: lint
+	$(BIN)/pytest -m "not slow"
+
+test-slow: $(INSTALLED)
+	$(BIN)/pytest -m slow
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "pfedme needs Python 3.11 or newer; set PYTHON=...")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf .venv build dist src/*.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,14 @@
+"""The algorithms, one file each. A new one is its file, its test, and a line in this list."""
+
+from pfedme.algorithms.alone import Alone
+from pfedme.algorithms.base import Algorithm, Models, Update
+from pfedme.algorithms.fedavg import FedAvg
+from pfedme.algorithms.fedavg_ft import FedAvgFT
+from pfedme.algorithms.per_fedavg import PerFedAvg
+from pfedme.algorithms.pfedme import PFedMe
+
+ALGORITHMS: dict[str, type[Algorithm]] = {
+    cls.name: cls for cls in (PFedMe, FedAvg, PerFedAvg, Alone, FedAvgFT)
+}
+
+__all__ = ["ALGORITHMS", "Algorithm", "Alone", "FedAvg", "FedAvgFT", "Models", "PFedMe", "PerFedAvg", "Update"]

@@ -1,0 +1,23 @@
+"""FedAvg: local SGD and averaging (McMahan et al., 2017)."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import jax
+
+from pfedme.algorithms.base import Algorithm, Models, Update, sgd
+from pfedme.problem import Problem
+from pfedme.tree import Params, record
+
+
+@record
+class FedAvg(Algorithm):
+    """R steps of w_i ← w_i − η ∇f̃_i(w_i) from w on each client, then a mean over the cohort."""
+
+    name: ClassVar[str] = "fedavg"
+
+    def client_update(self, key: jax.Array, problem: Problem, w: Params, state: Any) -> Update:
+        """R local steps; the local model is the upload, and there is no personal one."""
+        w = sgd(key, problem, w, eta=self.eta, steps=self.R, B=self.B)
+        return Update(upload=w, state=state, models=Models(local=w), info={})

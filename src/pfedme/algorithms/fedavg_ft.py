@@ -1,0 +1,30 @@
+"""FedAvg with fine-tuning: the personal model is the shared one after more steps on the client's rows."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import jax
+
+from pfedme.algorithms.base import Models, sgd
+from pfedme.algorithms.fedavg import FedAvg
+from pfedme.problem import Problem
+from pfedme.spec import Count
+from pfedme.tree import Params, record
+
+
+@record
+class FedAvgFT(FedAvg):
+    """FedAvg; when models are asked for, each client fine-tunes w by F further SGD steps of its own."""
+
+    name: ClassVar[str] = "fedavg-ft"
+
+    F: Count = 500
+    """Fine-tuning steps, of size eta on batches of B rows."""
+
+    def answer(self, key: jax.Array, problem: Problem, w: Params, state: Any) -> tuple[Models, dict]:
+        """FedAvg's local model, and θ_i = w after F local steps."""
+        models, info = super().answer(key, problem, w, state)
+        tune = jax.random.split(key, self.R + 1)[-1]  # the first R made the local model
+        theta = sgd(tune, problem, w, eta=self.eta, steps=self.F, B=self.B)
+        return models._replace(personal=theta), info

@@ -1,0 +1,63 @@
+"""pFedMe: personalized federated learning with Moreau envelopes (Dinh et al., 2020, Algorithm 1).
+
+Client i replaces its loss f_i by the loss's Moreau envelope,
+
+    F_i(w) = min_θ f_i(θ) + λ/2 ‖θ − w‖²,
+
+whose minimiser θ_i(w) is the personal model and whose gradient is λ (w − θ_i(w)).
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from pfedme.algorithms.base import Algorithm, Models, Update
+from pfedme.problem import Problem
+from pfedme.prox import Solver, envelope_grad, prox
+from pfedme.spec import Count, Positive
+from pfedme.tree import Params, record
+
+
+@record
+class PFedMe(Algorithm):
+    """Algorithm 1: R local rounds of w_i ← w_i − η λ (w_i − θ̃_i(w_i)), then a mixed mean of the cohort."""
+
+    name: ClassVar[str] = "pfedme"
+
+    lam: Positive = 15.0
+    """λ: how hard θ_i is pulled towards w."""
+    alpha: Positive = 0.01
+    """Step size of the inner problem that makes θ_i; stable below 2/(L + λ)."""
+    K: Count = 5
+    """Inner steps in each local round, unless nu is given."""
+    nu: Positive | None = None
+    """ν: solve the inner problem until ‖∇h̃‖² ≤ ν instead of by K steps."""
+    solver: Solver = "gradient"
+    """Inner solver: gradient descent, or Nesterov's accelerated form."""
+    theta_start: Literal["carry", "w"] = "carry"
+    """Where θ starts in a local round: at the θ of the round before (at first w), or at w_i."""
+
+    def client_update(self, key: jax.Array, problem: Problem, w: Params, state: Any) -> Update:
+        """Lines 5 to 9 of Algorithm 1. The personal model is θ̃_i of the last local round."""
+
+        def solve(key: jax.Array, w: Params, theta: Params) -> tuple[Params, jax.Array]:
+            start = theta if self.theta_start == "carry" else w
+            return prox(
+                problem.sample(key, self.B), w, start,
+                lam=self.lam, alpha=self.alpha, K=self.K, nu=self.nu, solver=self.solver,
+            )  # fmt: skip
+
+        def local_round(carry: tuple[Params, Params, Params], key: jax.Array) -> tuple[Any, jax.Array]:
+            _, w, theta = carry
+            theta, steps = solve(key, w, theta)
+            return (w, w - self.eta * self.lam * (w - theta), theta), steps
+
+        keys = jax.random.split(key, self.R)
+        (before, w, theta), steps = lax.scan(local_round, (w, w, w), keys)
+        last = envelope_grad(problem.sample(keys[-1], self.B), theta, before, self.lam)
+        info = {"inner_residual": last @ last, "inner_steps": jnp.mean(steps.astype(jnp.float32))}
+        return Update(upload=w, state=state, models=Models(local=w, personal=theta), info=info)

@@ -1,0 +1,305 @@
+"""The command line. Everything heavy is imported by the command that needs it, so that help is quick."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from pfedme import __version__
+from pfedme.errors import InputError, RunError, unknown
+
+if TYPE_CHECKING:
+    from pfedme.run import Run
+
+ALGORITHM_NAMES = "pfedme, fedavg, per-fedavg, alone, fedavg-ft"
+
+EXAMPLES = {
+    "": """\
+examples:
+  pfedme run pfedme --data synthetic --rounds 100
+  pfedme compare pfedme fedavg alone --data mnist --rounds 100 --seeds 3
+  pfedme data describe --data mnist:partition=dirichlet,alpha=0.3,clients=50
+  pfedme resume runs/my-run""",
+    "run": """\
+examples:
+  pfedme run pfedme --data synthetic --model mlr --rounds 600 --cohort 10 --lam 20 --eta 0.01 --beta 2
+  pfedme run per-fedavg --data mnist --model dnn:hidden=100 --alpha 0.02 --eta 0.001 --out runs/per
+  pfedme run pfedme --data synthetic --nu 1e-4 --solver nesterov --json > result.json""",
+    "compare": """\
+an option applies to every algorithm that has it; NAME:field=value,... sets one for NAME alone
+
+examples:
+  pfedme compare pfedme fedavg alone --data synthetic --rounds 200 --eta 0.01 --seeds 5
+  pfedme compare pfedme:lam=20,beta=2 pfedme:lam=5,beta=2 fedavg:eta=0.02 --data mnist""",
+    "data": """\
+examples:
+  pfedme data describe                          the paper's synthetic federation
+  pfedme data describe --data synthetic:alpha=1,beta=1,clients=30
+  pfedme data describe --data mnist:partition=released""",
+    "resume": """\
+examples:
+  pfedme resume runs/my-run                     a run or a comparison that was interrupted""",
+}
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are ours."""
+
+    def error(self, message: str) -> NoReturn:
+        raise InputError(f"{message[:1].upper()}{message[1:]}; see '{self.prog} --help'.")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command and returns its exit status: 0 done, 1 failed or diverged, 2 wrong input."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in argv
+    try:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        return _dispatch([word for word in argv if word != "--debug"])
+    except (InputError, RunError) as error:
+        if debug:
+            raise
+        print(f"pfedme: {error}", file=sys.stderr)
+        return 2 if isinstance(error, InputError) else 1
+    except KeyboardInterrupt:
+        print("pfedme: interrupted; 'pfedme resume DIR' goes on where it stopped.", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 1
+    except (OSError, MemoryError) as error:
+        if debug:
+            raise
+        print(f"pfedme: {error or 'out of memory'}", file=sys.stderr)
+        return 1
+
+
+def _dispatch(argv: list[str]) -> int:
+    commands = {
+        "run": (_run, "train one algorithm on a federation"),
+        "compare": (_compare, "train several on the same data and put them into one table"),
+        "data": (_data, "describe a federation"),
+        "resume": (_resume, "go on with an interrupted run or comparison"),
+    }
+    if not argv or argv[0] in ("-h", "--help"):
+        lines = "\n".join(f"  {name:<10}{what}" for name, (_, what) in commands.items())
+        print(
+            "usage: pfedme COMMAND [options]\n\n"
+            "Personalized federated learning with Moreau envelopes.\n\n"
+            f"commands:\n{lines}\n\n"
+            f"algorithms: {ALGORITHM_NAMES}\n"
+            "data:       synthetic, mnist, with options as in mnist:partition=released\n"
+            "models:     mlr, dnn, with options as in dnn:hidden=100-50\n\n"
+            f"{EXAMPLES['']}\n\n"
+            "'pfedme COMMAND --help' tells a command's options; --version the version."
+        )
+        return 0
+    if argv[0] == "--version":
+        print(f"pfedme {__version__}")
+        return 0
+    if argv[0] not in commands:
+        raise unknown("command", argv[0], commands)
+    return commands[argv[0]][0](argv[1:])
+
+
+def _parser(command: str, description: str) -> Parser:
+    return Parser(
+        prog=f"pfedme {command}", description=description, epilog=EXAMPLES[command.split()[0]],
+        formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
+    )  # fmt: skip
+
+
+def _training_parser(command: str, description: str) -> Parser:
+    """The options that `run` and `compare` share: the run's, and every algorithm's hyperparameters."""
+    from pfedme.algorithms import ALGORITHMS
+    from pfedme.run import Run
+    from pfedme.spec import field_docs
+
+    parser = _parser(command, description)
+    docs = field_docs(Run)
+    add = parser.add_argument
+    add("--data", default="synthetic", help="the federation: a name, with options after a colon")
+    add("--model", default="mlr", help="mlr (softmax regression) or dnn, with options after a colon")
+    add("--rounds", type=int, default=100, help=docs["rounds"] + " (100)")
+    add("--cohort", type=int, help=docs["cohort"])
+    add("--seed", type=int, default=0, help=docs["seed"] + " (0)")
+    add("--eval-every", type=int, help=docs["eval_every"])
+    add("--out", type=Path, help="folder for the results; a new one below runs/ if not given")
+    add("--force", action="store_true", help="overwrite what the folder holds")
+    add("--json", action="store_true", help="print the result as JSON on standard output, and nothing else")
+    add("--debug", action="store_true", help="show the traceback of an error")
+    group = parser.add_argument_group("hyperparameters")
+    for name in _hyperparameters():
+        owners = [cls for cls in ALGORITHMS.values() if name in cls.__dataclass_fields__]
+        defaults = {cls.name: cls.__dataclass_fields__[name].default for cls in owners}
+        shown = (
+            str(next(iter(defaults.values())))
+            if len(set(map(str, defaults.values()))) == 1
+            else ", ".join(f"{n} {v}" for n, v in defaults.items())
+        )
+        whose = "" if len(owners) == len(ALGORITHMS) else f"[{', '.join(defaults)}] "
+        text = f"{whose}{' '.join(field_docs(owners[0])[name].split())} ({shown})"
+        group.add_argument(f"--{name.replace('_', '-')}", metavar="X", help=text.replace("%", "%%"))
+    return parser
+
+
+def _hyperparameters() -> list[str]:
+    """The names of all algorithms' fields, each once."""
+    from pfedme.algorithms import ALGORITHMS
+
+    return list(dict.fromkeys(name for cls in ALGORITHMS.values() for name in cls.__dataclass_fields__))
+
+
+def _parse(parser: Parser, argv: list[str]) -> argparse.Namespace:
+    args, rest = parser.parse_known_args(argv)
+    if rest:
+        known = [s for action in parser._actions for s in action.option_strings if s.startswith("--")]
+        raise (
+            unknown("option", rest[0].partition("=")[0], known)
+            if rest[0].startswith("-")
+            else InputError(f"'{rest[0]}' was not expected; see '{parser.prog} --help'.")
+        )
+    return args
+
+
+def _runs(args: argparse.Namespace, algorithms: Sequence[str]) -> list[Run]:
+    """The runs that the command line describes, one for each algorithm."""
+    from pfedme.algorithms import ALGORITHMS
+    from pfedme.data import parse_data
+    from pfedme.models import parse_model
+    from pfedme.run import Run
+    from pfedme.spec import build, check, parse, to_json
+
+    given = {n: v for n in _hyperparameters() if (v := getattr(args, n)) is not None}
+    chosen = [parse(text, ALGORITHMS, "algorithm") for text in algorithms]
+    for name in given:
+        if not any(name in cls.__dataclass_fields__ for cls in map(type, chosen)):
+            raise InputError(
+                f"--{name.replace('_', '-')} is no option of {', '.join(a.name for a in chosen)}, whose "
+                f"hyperparameters are {', '.join(to_json(chosen[0]))}."
+            )
+    runs = []
+    for text, algorithm in zip(algorithms, chosen, strict=True):
+        own = {pair.partition("=")[0] for pair in text.partition(":")[2].split(",")}
+        fields = type(algorithm).__dataclass_fields__
+        extra = {n: v for n, v in given.items() if n in fields and n not in own}
+        what = f"algorithm '{algorithm.name}'"
+        algorithm = build(type(algorithm), {**to_json(algorithm), **extra}, what)
+        run = Run(
+            algorithm=algorithm, data=parse_data(args.data), model=parse_model(args.model),
+            rounds=args.rounds, cohort=args.cohort, seed=args.seed, eval_every=args.eval_every,
+        )  # fmt: skip
+        runs.append(check(run, "the run"))
+    return runs
+
+
+def _new_folder(name: str) -> Path:
+    return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def _run(argv: list[str]) -> int:
+    parser = _training_parser("run", "Trains one algorithm on a federation and records the result.")
+    parser.add_argument("algorithm", metavar="ALGORITHM", help=ALGORITHM_NAMES)
+    args = _parse(parser, argv)
+    (run,) = _runs(args, [args.algorithm])
+    out = args.out or _new_folder(run.algorithm.name)
+
+    from pfedme.execute import execute
+    from pfedme.terminal import Bar
+
+    with Bar(total=run.rounds) as bar:
+        result = execute(run, out, force=args.force, watch=lambda p: bar(run.algorithm.name, 0, p))
+    _show_run(result.record, out, as_json=args.json)
+    return 0
+
+
+def _show_run(record: dict[str, Any], out: Path, *, as_json: bool) -> None:
+    from pfedme.terminal import print_run
+
+    if as_json:
+        print(json.dumps({"out": str(out), "final": record["final"], "timing": record["timing"]}))
+    else:
+        print_run(record, out)
+
+
+def _compare(argv: list[str]) -> int:
+    parser = _training_parser("compare", "Trains several algorithms on the same data; one table, one figure.")
+    parser.add_argument("algorithms", metavar="ALGORITHM", nargs="+", help=ALGORITHM_NAMES)
+    parser.add_argument("--seeds", type=int, default=1, help="repetitions with seeds --seed, --seed + 1, ... (1)")
+    args = _parse(parser, argv)
+    if args.seeds < 1:
+        raise InputError(f"--seeds must be at least 1, not {args.seeds}.")
+    runs = _runs(args, args.algorithms)
+    out = args.out or _new_folder("compare")
+
+    from pfedme.compare import compare
+    from pfedme.terminal import Bar
+
+    with Bar(total=sum(run.rounds for run in runs) * args.seeds) as bar:
+        comparison = compare(runs, args.seeds, out, force=args.force, watch=bar)
+    return _show_comparison(comparison, out, as_json=args.json)
+
+
+def _show_comparison(comparison: Any, out: Path, *, as_json: bool) -> int:
+    from pfedme.terminal import print_comparison
+
+    if as_json:
+        print(json.dumps({"out": str(out), "results": comparison.finals}))
+    else:
+        print_comparison(comparison, out)
+    for reason in comparison.failures:
+        print(f"pfedme: {reason}", file=sys.stderr)
+    return 1 if comparison.failures else 0
+
+
+def _data(argv: list[str]) -> int:
+    if argv[:1] not in (["describe"], ["-h"], ["--help"]):
+        raise unknown("data command", argv[0] if argv else "", ["describe"])
+    parser = _parser("data describe", "Tells what a federation looks like.")
+    parser.add_argument("--data", default="synthetic", help="the federation: a name, with options after a colon")
+    parser.add_argument("--json", action="store_true", help="print the description as JSON")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    args = _parse(parser, argv[1:] if argv[0] == "describe" else argv)
+
+    from pfedme.data import parse_data
+    from pfedme.report.describe import describe
+    from pfedme.terminal import print_description
+
+    federation = parse_data(args.data).load()
+    description = describe(federation)
+    if args.json:
+        print(json.dumps({"data": args.data, **description}))
+    else:
+        print_description(args.data, description, federation)
+    return 0
+
+
+def _resume(argv: list[str]) -> int:
+    parser = _parser("resume", "Goes on with an interrupted run or comparison, to the same result to the bit.")
+    parser.add_argument("folder", metavar="DIR", type=Path, help="the folder that was given to --out")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON on standard output")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    args = _parse(parser, argv)
+    if not args.folder.is_dir():
+        raise InputError(f"There is no folder {args.folder}.")
+
+    from pfedme.compare import PLAN, resume_comparison
+    from pfedme.execute import Folder, resume
+    from pfedme.terminal import Bar
+
+    if (args.folder / PLAN).exists():
+        jobs = json.loads((args.folder / PLAN).read_text())
+        with Bar(total=sum(job["config"]["rounds"] for job in jobs)) as bar:
+            comparison = resume_comparison(args.folder, watch=bar)
+        return _show_comparison(comparison, args.folder, as_json=args.json)
+    rounds = Folder(args.folder).read().get("config", {}).get("rounds", 1)
+    with Bar(total=rounds) as bar:
+        result = resume(args.folder, watch=lambda p: bar(args.folder.name, 0, p))
+    _show_run(result.record, args.folder, as_json=args.json)
+    return 0

@@ -1,0 +1,107 @@
+"""Several algorithms, and several seeds of each, on the same data."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from pfedme.errors import InputError, RunError
+from pfedme.execute import Folder, Progress, execute, resume
+from pfedme.files import atomic_write, writing
+from pfedme.report.figures import curves
+from pfedme.report.tables import comparison_csv
+from pfedme.run import Run
+
+PLAN = "compare.json"
+
+Watch = Callable[[str, int, Progress], None]
+"""Told the label of a run, its place in the plan, and its progress."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """Finished runs: the records by algorithm, a list over seeds."""
+
+    records: dict[str, list[dict[str, Any]]]
+
+    @property
+    def finals(self) -> dict[str, list[dict[str, Any]]]:
+        """The last evaluations, of the runs that did not diverge."""
+        return {name: [r["final"] for r in records if r["final"]] for name, records in self.records.items()}
+
+    @property
+    def histories(self) -> dict[str, list[list[dict[str, Any]]]]:
+        """All evaluations, of the same."""
+        return {name: [r["history"] for r in records if r["final"]] for name, records in self.records.items()}
+
+    @property
+    def failures(self) -> list[str]:
+        """Why the others diverged."""
+        return [r["reason"] for records in self.records.values() for r in records if not r["final"]]
+
+
+def compare(
+    runs: Sequence[Run], seeds: int, out: Path, *, force: bool = False, watch: Watch = lambda *_: None
+) -> Comparison:
+    """Carries out each run with `seeds` seeds, in folders of their own below `out`."""
+    plan = out / PLAN
+    if out.exists() and not out.is_dir():
+        raise InputError(f"{out} is a file; give a folder to --out.")
+    if out.exists() and any(out.iterdir()) and not force:
+        raise InputError(
+            f"{out} holds a comparison; 'pfedme resume {out}' finishes it if it is unfinished; "
+            "choose another --out, or --force to overwrite it."
+            if plan.exists()
+            else f"{out} is not empty and holds no comparison; choose another --out, or --force."
+        )
+    jobs = [
+        (label, dataclasses.replace(run, seed=run.seed + k), f"{label}/seed-{run.seed + k}")
+        for label, run in zip(_labels(runs), runs, strict=True)
+        for k in range(seeds)
+    ]
+    with writing(out):
+        out.mkdir(parents=True, exist_ok=True)
+        document = [{"label": label, "folder": folder, "config": run.to_json()} for label, run, folder in jobs]
+        for _, _, folder in jobs:
+            (out / folder / "record.json").unlink(missing_ok=True)
+        atomic_write(plan, json.dumps(document, indent=1))
+    return resume_comparison(out, watch=watch)
+
+
+def resume_comparison(out: Path, *, watch: Watch = lambda *_: None) -> Comparison:
+    """Goes on with a comparison: finished runs are read, the unfinished one is resumed, the rest is run."""
+    try:
+        document = json.loads((out / PLAN).read_text())
+    except (OSError, ValueError) as error:
+        raise InputError(f"{out / PLAN} cannot be read ({error}); start the comparison again.") from None
+    records: dict[str, list[dict[str, Any]]] = {}
+    for place, job in enumerate(document):
+        folder, label = Folder(out / job["folder"]), job["label"]
+
+        def tell(progress: Progress, label: str = label, place: int = place) -> None:
+            watch(label, place, progress)
+
+        try:
+            if not folder.record.exists():
+                execute(Run.from_json(job["config"]), folder.path, force=True, watch=tell)
+            elif folder.status() == "running":
+                resume(folder.path, watch=tell)
+        except RunError:
+            # One that diverged does not spoil the others; anything else ends the comparison.
+            if not folder.record.exists() or folder.status() != "diverged":
+                raise
+        records.setdefault(label, []).append(folder.read())
+    comparison = Comparison(records)
+    with writing(out):
+        atomic_write(out / "compare.csv", comparison_csv(comparison.finals))
+        atomic_write(out / "compare.png", curves(comparison.histories))
+    return comparison
+
+
+def _labels(runs: Sequence[Run]) -> list[str]:
+    """The algorithms' names, numbered where one comes twice."""
+    names = [run.algorithm.name for run in runs]
+    return [n if names.count(n) == 1 else f"{n}-{names[: k + 1].count(n)}" for k, n in enumerate(names)]

@@ -1,0 +1,26 @@
+"""The two ways in which a command ends badly; both carry one or two sentences that say what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class InputError(ValueError):
+    """The input was wrong: a name, a number, a file. Exit status 2."""
+
+
+class RunError(RuntimeError):
+    """The run failed, or diverged. Exit status 1."""
+
+
+def unknown(what: str, given: str, known: Iterable[str]) -> InputError:
+    """An error for a name that does not exist, with the nearest one that does.
+
+    >>> print(unknown("algorithm", "pfedmee", ["pfedme", "fedavg"]))
+    There is no algorithm 'pfedmee'; did you mean 'pfedme'? Known: pfedme, fedavg.
+    """
+    known = list(known)
+    near = difflib.get_close_matches(given.lower(), known, n=1)
+    hint = f"; did you mean '{near[0]}'?" if near else "."
+    return InputError(f"There is no {what} '{given}'{hint} Known: {', '.join(known)}.")

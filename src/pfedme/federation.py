@@ -1,0 +1,119 @@
+"""A federation: the rows of all clients in one ragged store, with no padding."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+
+from pfedme.errors import InputError
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Federation:
+    """Rows of clients, one client after the other; within a client, training rows before test rows.
+
+    >>> f = Federation.split([3, 1], np.zeros((4, 2), np.float32), np.array([0, 1, 1, 0]), classes=2)
+    >>> f.n_train, f.n_test
+    (array([2, 1]), array([1, 0]))
+    """
+
+    x: np.ndarray
+    """Features, a row a sample."""
+    y: np.ndarray
+    """Labels 0 ... classes − 1."""
+    n_train: np.ndarray
+    """Training rows of each client."""
+    n_test: np.ndarray
+    """Test rows of each client."""
+    classes: int
+    ids: np.ndarray
+    """What a client's randomness is addressed by; it stays the client's when others come and go."""
+    label_names: Sequence[str] = ()
+    note: str = ""
+    """What a reader of the description should know about where the rows come from."""
+
+    @classmethod
+    def split(
+        cls,
+        counts: Sequence[int] | np.ndarray,
+        x: np.ndarray,
+        y: np.ndarray,
+        *,
+        classes: int,
+        train: float = 0.75,
+        shuffle: np.random.Generator | None = None,
+        note: str = "",
+    ) -> Federation:
+        """The federation whose client i owns the next `counts[i]` rows, ⌊train · count⌋ to train on.
+
+        The rows of each client are shuffled first if a generator is given. A client with one row
+        trains on it and has nothing to test.
+        """
+        counts = np.asarray(counts, np.int64)
+        if shuffle is not None:
+            owner = np.repeat(np.arange(len(counts)), counts)
+            order = np.lexsort((shuffle.random(len(y)), owner))
+            x, y = x[order], y[order]
+        n_train = np.minimum(np.maximum(np.floor(train * counts).astype(np.int64), 1), counts)
+        return cls(
+            x=x, y=y, n_train=n_train, n_test=counts - n_train, classes=classes,
+            ids=np.arange(len(counts), dtype=np.uint32), note=note,
+        ).checked()  # fmt: skip
+
+    def checked(self) -> Federation:
+        """This federation, once it is known to be fit to train on."""
+        if self.clients == 0:
+            raise InputError("The federation has no clients.")
+        if (empty := np.flatnonzero(self.n_train < 1)).size:
+            raise InputError(f"Client {empty[0]} has no training rows; leave it out or give it at least one.")
+        step = max(1, 2**24 // max(1, self.x[0].size))
+        for at in range(0, len(self.x), step):
+            bad = ~np.isfinite(self.x[at : at + step])
+            if bad.any():
+                row, *column = np.argwhere(bad)[0]
+                owner = int(np.searchsorted(self.start, at + row, side="right")) - 1
+                raise InputError(
+                    f"Feature {', '.join(map(str, column))} of row {at + row - self.start[owner]} of client "
+                    f"{owner} is {self.x[at + row][tuple(column)]}; remove or impute missing values first."
+                )
+        if len(self.y) and not (0 <= self.y.min() and self.y.max() < self.classes):
+            raise InputError(f"Labels must be 0 to {self.classes - 1}; found {self.y.min()} to {self.y.max()}.")
+        return self
+
+    @property
+    def clients(self) -> int:
+        """N."""
+        return len(self.n_train)
+
+    @property
+    def features(self) -> int:
+        """Numbers in a row."""
+        return int(np.prod(self.x.shape[1:]))
+
+    @cached_property
+    def count(self) -> np.ndarray:
+        """Rows of each client, training and test."""
+        return self.n_train + self.n_test
+
+    @cached_property
+    def start(self) -> np.ndarray:
+        """Where each client's rows begin."""
+        return np.concatenate([[0], np.cumsum(self.count)[:-1]])
+
+    def label_counts(self) -> np.ndarray:
+        """How often each client (row) has each label (column)."""
+        owner = np.repeat(np.arange(self.clients), self.count)
+        flat = np.bincount(owner * self.classes + self.y, minlength=self.clients * self.classes)
+        return flat.reshape(self.clients, self.classes)
+
+    def take(self, clients: Sequence[int] | np.ndarray) -> Federation:
+        """The federation of these clients, in this order; they keep their ids."""
+        clients = np.asarray(clients)
+        rows = np.concatenate([np.arange(self.start[i], self.start[i] + self.count[i]) for i in clients])
+        return dataclasses.replace(
+            self, x=self.x[rows], y=self.y[rows], n_train=self.n_train[clients], n_test=self.n_test[clients],
+            ids=self.ids[clients],
+        )  # fmt: skip

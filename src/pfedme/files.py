@@ -1,0 +1,45 @@
+"""Files: written whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pooch
+
+from pfedme.errors import RunError
+
+
+def atomic_write(path: Path, content: bytes | str) -> None:
+    """Replaces `path` by `content` in one step: a reader, or a crash, sees the old file or the new one."""
+    if isinstance(content, str):
+        content = content.encode()
+    handle, scratch = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(scratch, 0o644)
+        os.replace(scratch, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(scratch)
+        raise
+
+
+def cache_folder() -> Path:
+    """Where fetched data is kept: $PFEDME_CACHE, or pfedme in the user's cache folder."""
+    return Path(os.environ.get("PFEDME_CACHE") or pooch.os_cache("pfedme"))
+
+
+@contextlib.contextmanager
+def writing(path: Path, hint: str = "") -> Iterator[None]:
+    """Turns a failure to write into a sentence."""
+    try:
+        yield
+    except OSError as error:
+        raise RunError(f"{path} could not be written: {error.strerror or error}.{hint}") from error

@@ -1,0 +1,145 @@
+"""Models: from parameters and rows to logits, and from logits to a loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from pfedme.spec import NonNegative, parse
+from pfedme.tree import Params, record
+
+
+@record
+class Model:
+    """A classifier with loss f(θ; D) = mean over D of −log softmax(apply(θ, x))[y] + l2/2 ‖θ‖².
+
+    This class turns any pair of functions into a model; `init` and `apply` work on a pytree of arrays.
+
+    >>> linear = Model(
+    ...     init_fn=lambda key: {"W": jnp.zeros((2, 3))},
+    ...     apply_fn=lambda tree, x: x @ tree["W"],
+    ... )
+    >>> theta = linear.init(jax.random.key(0))
+    >>> linear.apply(theta, jnp.ones((5, 2))).shape
+    (5, 3)
+    """
+
+    init_fn: Callable[[jax.Array], Any] | None = None
+    apply_fn: Callable[[Any, jax.Array], jax.Array] | None = None
+    l2: NonNegative = 0.0
+    """Strength of the l2 term, over weights and biases."""
+
+    def init(self, key: jax.Array) -> Params:
+        """Random initial parameters."""
+        assert self.init_fn is not None
+        return Params(self.init_fn(key))
+
+    def apply(self, theta: Params, x: jax.Array) -> jax.Array:
+        """The logits of rows x."""
+        assert self.apply_fn is not None
+        return self.apply_fn(theta.tree, x)
+
+    def regulariser(self, theta: Params) -> jax.Array:
+        """l2/2 ‖θ‖²."""
+        return self.l2 / 2 * (theta @ theta)
+
+
+def cross_entropy(logits: jax.Array, y: jax.Array) -> jax.Array:
+    """−log softmax(logits)[y], row by row."""
+    picked = jnp.take_along_axis(logits, y[:, None].astype(jnp.int32), axis=-1)[:, 0]
+    return jax.nn.logsumexp(logits, axis=-1) - picked
+
+
+@record
+class Network(Model):
+    """Linear layers with ReLU between them; with no hidden layer it is softmax regression.
+
+    Weights and biases start uniform in ±1/√fan_in.
+
+    >>> dnn = Network(features=784, classes=10, hidden=(100,))
+    >>> dnn.init(jax.random.key(0)).ravel().size
+    79510
+    """
+
+    features: int = 0
+    classes: int = 0
+    hidden: tuple[int, ...] = ()
+
+    def init(self, key: jax.Array) -> Params:
+        """Layers (W, b), uniform in ±1/√fan_in."""
+        sizes = (self.features, *self.hidden, self.classes)
+        layers = []
+        for fan_in, fan_out, k in zip(sizes, sizes[1:], jax.random.split(key, len(sizes) - 1), strict=False):
+            k_w, k_b = jax.random.split(k)
+            bound = fan_in**-0.5
+            W = jax.random.uniform(k_w, (fan_in, fan_out), jnp.float32, -bound, bound)
+            b = jax.random.uniform(k_b, (fan_out,), jnp.float32, -bound, bound)
+            layers.append((W, b))
+        return Params(layers)
+
+    def apply(self, theta: Params, x: jax.Array) -> jax.Array:
+        """The logits of rows x."""
+        (W, b), *rest = theta.tree
+        z = x @ W + b
+        for W, b in rest:
+            z = jax.nn.relu(z) @ W + b
+        return z
+
+
+@record
+class MLR:
+    """Softmax regression, l2-regularised as in the paper (the released code's strength)."""
+
+    l2: NonNegative = 0.001
+    """Strength of the l2 term in every client's loss."""
+
+    def build(self, features: int, classes: int) -> Network:
+        """The model for rows of so many features and classes."""
+        return Network(features=features, classes=classes, l2=self.l2)
+
+
+@record
+class DNN:
+    """A network of linear layers with ReLU between them."""
+
+    hidden: tuple[int, ...] | None = None
+    """Sizes of the hidden layers, such as 100 or 100-50; the paper's when not given: 100 for images
+    (100 features or more), else 20."""
+    l2: NonNegative = 0.0
+    """Strength of the l2 term in every client's loss."""
+
+    def build(self, features: int, classes: int) -> Network:
+        """The model for rows of so many features and classes."""
+        hidden = self.hidden if self.hidden is not None else ((100,) if features >= 100 else (20,))
+        return Network(features=features, classes=classes, hidden=hidden, l2=self.l2)
+
+
+MODELS: dict[str, type[MLR] | type[DNN]] = {"mlr": MLR, "dnn": DNN}
+
+
+def parse_model(text: str) -> MLR | DNN:
+    """The model that `mlr`, `dnn:hidden=100-50,l2=0.001`, ... describes."""
+    return parse(text, MODELS, "model")
+
+
+def curvature(loss: Callable[[Params], jax.Array], theta: Params, steps: int = 30) -> jax.Array:
+    """The largest eigenvalue of ∇²f(θ), by power iteration: an estimate of the smoothness L at θ.
+
+    >>> f = lambda p: 0.5 * (p @ Params(jnp.array([1.0, 3.0]) * p.tree))
+    >>> round(float(curvature(f, Params(jnp.ones(2)))), 3)
+    3.0
+    """
+    grad = jax.grad(loss)
+
+    def step(v: Params, _: None) -> tuple[Params, jax.Array]:
+        Hv = jax.jvp(grad, (theta,), (v,))[1]
+        size = jnp.sqrt(Hv @ Hv)
+        return Hv * (1 / jnp.maximum(size, 1e-30)), size
+
+    ones = theta.map(jnp.ones_like)
+    sizes = lax.scan(step, ones * (1 / jnp.sqrt(ones @ ones)), length=steps)[1]
+    return sizes[-1]

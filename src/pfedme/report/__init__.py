@@ -1,0 +1,1 @@
+"""Records → tables, figures, words. Nothing here simulates."""

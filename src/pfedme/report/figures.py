@@ -1,0 +1,78 @@
+"""Curves that one can put into a paper: readable in print and in grey."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+KINDS = ("global", "local", "personal")
+History = Sequence[dict[str, Any]]
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+"""Told apart by the colour-blind, and by their lightness in grey."""
+DASHES = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (5, 1, 1, 1)), (0, (8, 2)), (0, (3, 1, 1, 1, 1, 1)), "-")
+
+
+def curves(runs: Mapping[str, Sequence[History]]) -> bytes:
+    """A PNG of test accuracy and training loss against rounds.
+
+    `runs` maps an algorithm's name to its histories, one a seed. With one algorithm its models share the
+    panels; with several each model has panels of its own, and `alone` is drawn in all of them.
+    """
+    runs = {name: histories for name, histories in runs.items() if histories}
+    single = len(runs) <= 1
+    kinds = [k for k in KINDS if any(k in h[-1] for histories in runs.values() for h in histories)]
+    columns = 2 if single else len(kinds)
+    figure = Figure(figsize=(7.2, 2.9) if single else (3.0 * columns + 0.4, 5.0), layout="constrained", dpi=200)
+    axes = figure.subplots(1, 2) if single else figure.subplots(2, columns, squeeze=False, sharey="row")
+    for row, (measure, label) in enumerate((("accuracy", "test accuracy (%)"), ("train_loss", "training loss"))):
+        for column, kind in enumerate(kinds):
+            at: Axes = axes[row] if single else axes[row, column]
+            for k, (name, histories) in enumerate(runs.items()):
+                own = kind if kind in histories[0][-1] else "personal" if name == "alone" else None
+                if own is None:
+                    continue
+                style = column if single else k
+                _line(at, histories, own, measure, kind if single else name, style)
+            _dress(at, measure, "round", label if single or column == 0 else "", "" if single else kind)
+    handles: dict[str, Any] = {}
+    for at in np.ravel(axes):
+        handles |= dict(zip(*reversed(at.get_legend_handles_labels()), strict=True))
+    figure.legend(
+        list(handles.values()), list(handles), loc="outside upper center", ncols=min(6, len(handles)), frameon=False,
+        fontsize=8.5, handlelength=3,
+    )  # fmt: skip
+    image = io.BytesIO()
+    figure.savefig(image, format="png", metadata={"Software": None})
+    return image.getvalue()
+
+
+def _line(at: Axes, histories: Sequence[History], kind: str, measure: str, label: str, style: int) -> None:
+    """The mean over seeds, and a band of one standard deviation if there are several."""
+    scale = 100 if measure == "accuracy" else 1
+    rounds = [entry["round"] for entry in histories[0] if kind in entry]
+    values = scale * np.array(
+        [[np.nan if e[kind][measure] is None else e[kind][measure] for e in h if kind in e] for h in histories]
+    )
+    colour, dash = COLOURS[style % len(COLOURS)], DASHES[style % len(DASHES)]
+    mean = values.mean(axis=0)
+    at.plot(rounds, mean, color=colour, linestyle=dash, linewidth=1.4, label=label)
+    if len(values) > 1:
+        std = values.std(axis=0, ddof=1)
+        at.fill_between(rounds, mean - std, mean + std, color=colour, alpha=0.18, linewidth=0)
+
+
+def _dress(at: Axes, measure: str, x: str, y: str, title: str) -> None:
+    at.set_xlabel(x, fontsize=9)
+    at.set_ylabel(y, fontsize=9)
+    at.set_title(title, fontsize=9.5)
+    at.tick_params(labelsize=8)
+    at.grid(alpha=0.3, linewidth=0.5)
+    at.spines[["top", "right"]].set_visible(False)
+    if measure == "train_loss":
+        at.set_yscale("log")

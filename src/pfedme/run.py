@@ -1,0 +1,109 @@
+"""One run, described completely: what a record stores and what a command line says."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from functools import lru_cache
+from typing import Any
+
+from pfedme.algorithms import ALGORITHMS, Algorithm
+from pfedme.data import DATA, Source
+from pfedme.errors import unknown
+from pfedme.federation import Federation
+from pfedme.models import DNN, MLR, MODELS
+from pfedme.simulate import Simulation
+from pfedme.spec import Count, Seed, build, check, to_json
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Run:
+    """Everything that determines a result."""
+
+    algorithm: Algorithm
+    data: Source
+    model: MLR | DNN
+    rounds: Count = 100
+    """T: communication rounds."""
+    cohort: Count | None = None
+    """S: clients drawn in each round; 10, or all if there are fewer."""
+    seed: Seed = 0
+    """Seed of the initial model, the cohorts and the mini-batches."""
+    eval_every: Count | None = None
+    """Rounds between two evaluations of all models of all clients; a fortieth of all if not given."""
+
+    def to_json(self) -> dict[str, Any]:
+        """This run as JSON values."""
+        return {
+            "algorithm": {"name": self.algorithm.name, **to_json(self.algorithm)},
+            "data": {"name": self.data.name, **to_json(self.data)},
+            "model": {"name": _name_of(self.model, MODELS), **to_json(self.model)},
+            "rounds": self.rounds,
+            "cohort": self.cohort,
+            "seed": self.seed,
+            "eval_every": self.eval_every,
+        }
+
+    @classmethod
+    def from_json(cls, config: dict[str, Any]) -> Run:
+        """The inverse of `to_json`."""
+
+        def part(what: str, known: dict[str, Any]) -> Any:
+            fields = dict(config[what])
+            name = fields.pop("name")
+            if name not in known:
+                raise unknown(what, name, known)
+            return build(known[name], fields, f"{what} '{name}'")
+
+        return cls(
+            algorithm=part("algorithm", ALGORITHMS), data=part("data", DATA), model=part("model", MODELS),
+            **{k: config[k] for k in ("rounds", "cohort", "seed", "eval_every")},
+        )  # fmt: skip
+
+    def command(self) -> str:
+        """The command that makes this run again."""
+        words = ["pfedme", "run", self.algorithm.name]
+        words += ["--data", _text(self.data.name, self.data)]
+        words += ["--model", _text(_name_of(self.model, MODELS), self.model)]
+        for name in ("rounds", "cohort", "seed", "eval_every"):
+            if (value := getattr(self, name)) is not None:
+                words += [f"--{name.replace('_', '-')}", str(value)]
+        for name, value in to_json(self.algorithm).items():
+            if value is not None:
+                words += [f"--{name.replace('_', '-')}", str(value)]
+        return shlex.join(words)
+
+    def prepare(self) -> tuple[Run, Simulation]:
+        """This run with every default filled in, and its simulation; loads the data."""
+        check(self, "the run")
+        check(self.algorithm, f"algorithm '{self.algorithm.name}'")
+        federation = load(self.data)
+        cohort = self.cohort or min(10, federation.clients)
+        model = self.model.build(federation.features, federation.classes)
+        full = dataclasses.replace(
+            self, cohort=cohort, eval_every=self.eval_every or max(1, self.rounds // 40),
+            model=dataclasses.replace(self.model, hidden=model.hidden)
+            if isinstance(self.model, DNN) else self.model,
+        )  # fmt: skip
+        return full, Simulation(self.algorithm, model, federation, cohort=cohort, seed=self.seed)
+
+
+@lru_cache(maxsize=2)
+def load(source: Source) -> Federation:
+    """The federation of a source; the last two are kept."""
+    return source.load()
+
+
+def _name_of(thing: Any, known: dict[str, Any]) -> str:
+    return next(name for name, cls in known.items() if type(thing) is cls)
+
+
+def _text(name: str, thing: Any) -> str:
+    """`name:field=value,...` with the fields that are not at their defaults."""
+    pairs = []
+    for field in dataclasses.fields(thing):
+        value = getattr(thing, field.name)
+        if value != field.default:
+            shown = "-".join(map(str, value)) if isinstance(value, tuple) else value
+            pairs.append(f"{field.name}={shown}")
+    return name + (":" + ",".join(pairs) if pairs else "")

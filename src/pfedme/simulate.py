@@ -1,0 +1,235 @@
+"""Rounds of a federation on one machine: all clients of a cohort in one compiled program.
+
+Randomness is addressed, not threaded: a client's key in a round is a function of (seed, round, client id),
+and the cohort one of (seed, round). So training only the cohort, adding a client, stopping and resuming all
+leave every client's computation as it was.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from pfedme.algorithms import Algorithm
+from pfedme.algorithms.base import Models
+from pfedme.errors import InputError
+from pfedme.federation import Federation
+from pfedme.metrics import Blocks, Scores, score, summary
+from pfedme.models import Model, curvature
+from pfedme.problem import Problem
+from pfedme.tree import Params
+
+MOST_ROUNDS = 64
+"""The most rounds in one call of the compiled program; the result does not depend on it."""
+
+
+class State(NamedTuple):
+    """Where a run stands before round t. With the specification it determines everything that follows."""
+
+    t: int
+    w: Params
+    clients: Any
+    """What each client keeps between rounds, stacked; () if nothing."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """Scores of each model that exists, `global`, `local` and `personal`, on test and training rows."""
+
+    round: int
+    test: dict[str, Scores]
+    train: dict[str, Scores]
+    info: dict[str, np.ndarray]
+
+    def entry(self) -> dict[str, Any]:
+        """This evaluation as an entry of the record's history."""
+        entry: dict[str, Any] = {"round": self.round}
+        entry |= {kind: summary(self.test[kind], self.train[kind]) for kind in self.test}
+        if self.info:
+            entry["inner"] = {
+                "residual": float(self.info["inner_residual"].mean()),
+                "residual_max": float(self.info["inner_residual"].max()),
+                "steps": float(self.info["inner_steps"].mean()),
+            }
+        return entry
+
+    @property
+    def finite(self) -> bool:
+        """Whether every loss is a finite number."""
+        return all(np.isfinite(s.loss).all() for s in (*self.test.values(), *self.train.values()))
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["x", "y", "start", "n_train", "ids"],
+    meta_fields=["longest"],
+)
+@dataclasses.dataclass(frozen=True)
+class Store:
+    """A federation's rows as the compiled program sees them."""
+
+    x: jax.Array
+    y: jax.Array
+    start: jax.Array
+    n_train: jax.Array
+    ids: jax.Array
+    longest: int
+
+    @classmethod
+    def of(cls, federation: Federation) -> Store:
+        """The rows of a federation."""
+        return cls(
+            jnp.asarray(federation.x), jnp.asarray(federation.y), jnp.asarray(federation.start, jnp.int32),
+            jnp.asarray(federation.n_train, jnp.int32), jnp.asarray(federation.ids),
+            int(federation.n_train.max()),
+        )  # fmt: skip
+
+    def problem(self, model: Model, i: jax.Array) -> Problem:
+        """The learning problem of client i."""
+        return Problem(model, self.x, self.y, self.start[i], self.n_train[i], self.longest)
+
+
+class Simulation:
+    """A federation, an algorithm and a model, ready to run; holds no state of the run itself."""
+
+    def __init__(
+        self, algorithm: Algorithm, model: Model, federation: Federation, *, cohort: int, seed: int = 0
+    ) -> None:
+        if not 1 <= cohort <= federation.clients:
+            raise InputError(
+                f"A cohort of {cohort} cannot be drawn from {federation.clients} clients; "
+                f"choose --cohort between 1 and {federation.clients}."
+            )
+        self.algorithm, self.model, self.federation = algorithm, model, federation
+        self.seed, self.key = seed, jax.random.key(seed)
+        self.cohort = cohort if algorithm.has_global else federation.clients
+        self.store = Store.of(federation)
+        self._by_id = np.argsort(federation.ids, kind="stable")
+        self._blocks = {
+            "train": Blocks.cut(federation.start, federation.n_train),
+            "test": Blocks.cut(federation.start + federation.n_train, federation.n_test),
+        }
+
+    def start(self) -> State:
+        """Before the first round."""
+        w = self.model.init(jax.random.fold_in(self.key, 2**32 - 1))
+        one = self.algorithm.init(w)
+        clients = jax.tree.map(lambda a: jnp.broadcast_to(a, (self.federation.clients, *a.shape)), one)
+        return State(0, w, clients)
+
+    def cohort_of(self, t: int) -> np.ndarray:
+        """The clients of round t, drawn uniformly without replacement, in the order of their ids."""
+        rng = np.random.default_rng([self.seed, t])
+        return self._by_id[np.sort(rng.choice(self.federation.clients, self.cohort, replace=False))]
+
+    def advance(self, state: State, rounds: int) -> tuple[State, bool]:
+        """The state after `rounds` (at most MOST_ROUNDS) more rounds, and whether all of it is finite.
+
+        If not, the state is the one before the round that went wrong.
+        """
+        rounds = min(rounds, MOST_ROUNDS)
+        cohorts = np.zeros((MOST_ROUNDS, self.cohort), np.int32)
+        for k in range(rounds):
+            cohorts[k] = self.cohort_of(state.t + k)
+        done, finite, w, clients = _advance(
+            self.algorithm, self.model, self.store, self.key, state.w, state.clients, state.t, cohorts, rounds
+        )
+        return State(state.t + int(done), w, clients), bool(finite)
+
+    def answer(self, state: State, who: np.ndarray | None = None) -> tuple[Models, dict[str, np.ndarray]]:
+        """The local and personal models of clients `who` (default: all) in answer to w, stacked."""
+        who = np.arange(self.federation.clients) if who is None else np.asarray(who)
+        models, info = _answer(
+            self.algorithm, self.model, self.store, self.key, state.w, state.clients, state.t, who
+        )
+        return models, {k: np.asarray(v) for k, v in info.items()}
+
+    def evaluate(self, state: State) -> tuple[Evaluation, Models]:
+        """The scores of all models of all clients, and the local and personal models themselves."""
+        models, info = self.answer(state)
+        kinds = {"global": state.w if self.algorithm.has_global else None, **models._asdict()}
+        scores = {
+            part: {
+                kind: score(self.model, theta, self.store.x, self.store.y, blocks, self.federation.clients)
+                for kind, theta in kinds.items()
+                if theta is not None
+            }
+            for part, blocks in self._blocks.items()
+        }
+        return Evaluation(state.t, scores["test"], scores["train"], info), models
+
+    def smoothness(self, rows: int = 256, most: int = 32) -> float:
+        """An estimate of L: the largest curvature of (at most `most`) clients' losses at the first w."""
+        who = np.linspace(0, self.federation.clients - 1, min(most, self.federation.clients)).astype(int)
+        return float(_smoothness(self.model, self.store, self.key, self.start().w, who, rows))
+
+
+@jax.jit
+def _advance(
+    algorithm: Algorithm,
+    model: Model,
+    store: Store,
+    key: jax.Array,
+    w: Params,
+    clients: Any,
+    t: int,
+    cohorts: jax.Array,
+    rounds: int,
+) -> tuple[jax.Array, jax.Array, Params, Any]:
+    """Rounds t, t + 1, ... until `rounds` are done or a number is no longer finite."""
+
+    def unfinished(carry: Any) -> jax.Array:
+        done, finite, _, _ = carry
+        return (done < rounds) & finite
+
+    def one_round(carry: Any) -> Any:
+        done, _, w, clients = carry
+        who = cohorts[done]
+        update = _each(algorithm.client_update, model, store, key, w, clients, t + done, who)
+        after = (
+            algorithm.server_update(w, update.upload, store.n_train[who]) if algorithm.has_global else w,
+            jax.tree.map(lambda every, new: every.at[who].set(new), clients, update.state),
+        )
+        finite = Params(after).all_finite()
+        w, clients = jax.tree.map(partial(jnp.where, finite), after, (w, clients))
+        return done + finite, finite, w, clients
+
+    return lax.while_loop(unfinished, one_round, (jnp.int32(0), jnp.bool_(True), w, clients))
+
+
+@jax.jit
+def _answer(
+    algorithm: Algorithm,
+    model: Model,
+    store: Store,
+    key: jax.Array,
+    w: Params,
+    clients: Any,
+    t: int,
+    who: jax.Array,
+) -> Any:
+    return _each(algorithm.answer, model, store, key, w, clients, t, who)
+
+
+def _each(method: Any, model: Model, store: Store, key: jax.Array, w: Params, clients: Any, t: Any, who: Any):
+    """method(key_i, problem_i, w, state_i) of every client i in `who`, at once."""
+    round_key = jax.random.fold_in(key, t)
+
+    def client(i: jax.Array) -> Any:
+        own = jax.tree.map(lambda every: every[i], clients)
+        return method(jax.random.fold_in(round_key, store.ids[i]), store.problem(model, i), w, own)
+
+    return jax.vmap(client)(who)
+
+
+@partial(jax.jit, static_argnames="rows")
+def _smoothness(
+    model: Model, store: Store, key: jax.Array, w: Params, who: jax.Array, rows: int
+) -> jax.Array:
+    return jnp.max(lax.map(lambda i: curvature(store.problem(model, i).sample(key, rows), w), who))

@@ -1,0 +1,186 @@
+"""Specifications: `name:field=value,field=value` ⇄ a frozen dataclass ⇄ JSON.
+
+Algorithms, data and models are all described by frozen dataclasses whose fields are their options. This
+file is the one place where text becomes such an object and where its numbers are checked. What a field may
+hold is in its type: `Positive`, `Count`, `Literal["uniform", "samples"]`, ...
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import math
+import textwrap
+import types
+import typing
+from collections.abc import Mapping
+from functools import cache
+from typing import Annotated, Any, Literal, TypeVar
+
+from pfedme.errors import InputError, unknown
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True)
+class Bound:
+    """A lower and an upper bound; `above` and `below` are strict."""
+
+    above: float | None = None
+    least: float | None = None
+    below: float | None = None
+    most: float | None = None
+
+    def violated_by(self, value: float) -> str | None:
+        """What is wrong with `value`, or None."""
+        if self.above is not None and not value > self.above:
+            return "must be positive" if self.above == 0 else f"must be above {self.above:g}"
+        if self.least is not None and not value >= self.least:
+            return f"must be at least {self.least:g}"
+        if self.below is not None and not value < self.below:
+            return f"must be below {self.below:g}"
+        if self.most is not None and not value <= self.most:
+            return f"must be at most {self.most:g}"
+        return None
+
+
+Positive = Annotated[float, Bound(above=0)]
+NonNegative = Annotated[float, Bound(least=0)]
+Count = Annotated[int, Bound(least=1)]
+Index = Annotated[int, Bound(least=0)]
+Seed = Annotated[int, Bound(least=0, below=2**32)]
+Share = Annotated[float, Bound(above=0, below=1)]
+
+
+def parse(text: str, known: Mapping[str, type[T]], what: str) -> T:
+    """The object that `name:field=value,...` describes, where `known` maps names to dataclasses.
+
+    >>> from pfedme.data.synthetic import Synthetic
+    >>> parse("synthetic:clients=7", {"synthetic": Synthetic}, "data").clients
+    7
+    """
+    name, _, rest = text.partition(":")
+    if name not in known:
+        raise unknown(what, name, known)
+    given = {}
+    for pair in filter(None, rest.split(",")):
+        key, equals, value = pair.partition("=")
+        if not equals:
+            raise InputError(f"'{pair}' in '{text}' is not of the form field=value.")
+        given[key.strip()] = value.strip()
+    return build(known[name], given, f"{what} '{name}'")
+
+
+def build(cls: type[T], given: Mapping[str, Any], owner: str) -> T:
+    """An instance of `cls` from texts or JSON values, each converted to its field's type and checked."""
+    hints = field_types(cls)
+    for key in given:
+        if key not in hints:
+            raise unknown(f"option of {owner}", key, hints)
+    return check(cls(**{k: _convert(v, hints[k], k, owner) for k, v in given.items()}), owner)
+
+
+def check(thing: T, owner: str) -> T:
+    """`thing` itself, once every field is known to be within its bounds."""
+    for name, kind in field_types(type(thing)).items():
+        _check(getattr(thing, name), kind, name, owner)
+    return thing
+
+
+def to_json(thing: Any) -> dict[str, Any]:
+    """The fields of `thing` as JSON values; `build` is its inverse."""
+    return {
+        f.name: list(v) if isinstance(v := getattr(thing, f.name), tuple) else v
+        for f in dataclasses.fields(thing)
+        if f.init
+    }
+
+
+@cache
+def field_types(cls: type) -> dict[str, Any]:
+    """The type of each field of a dataclass, bounds included."""
+    hints = typing.get_type_hints(cls, include_extras=True)
+    return {f.name: hints[f.name] for f in dataclasses.fields(cls) if f.init}
+
+
+@cache
+def field_docs(cls: type) -> dict[str, str]:
+    """The docstring below each field of a dataclass: its help on the command line.
+
+    >>> from pfedme.algorithms.pfedme import PFedMe
+    >>> field_docs(PFedMe)["lam"]
+    'λ: how hard θ_i is pulled towards w.'
+    """
+    docs: dict[str, str] = {}
+    for owner in reversed(cls.__mro__):
+        if not dataclasses.is_dataclass(owner):
+            continue
+        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(owner))).body
+        body = typing.cast(ast.ClassDef, definition).body
+        for node, after in zip(body, body[1:], strict=False):
+            if (
+                isinstance(node, ast.AnnAssign)
+                and isinstance(node.target, ast.Name)
+                and isinstance(after, ast.Expr)
+                and isinstance(after.value, ast.Constant)
+                and isinstance(after.value.value, str)
+            ):
+                docs[node.target.id] = inspect.cleandoc(after.value.value)
+    return docs
+
+
+def _unwrap(kind: Any) -> tuple[Any, Bound | None, bool]:
+    """A field's plain type, its bound, and whether None is allowed."""
+    bound, optional = None, False
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        kind = next(k for k in typing.get_args(kind) if k is not types.NoneType)
+        optional = True
+    if typing.get_origin(kind) is Annotated:
+        kind, *notes = typing.get_args(kind)
+        bound = next((n for n in notes if isinstance(n, Bound)), None)
+    return kind, bound, optional
+
+
+def _convert(value: Any, kind: Any, name: str, owner: str) -> Any:
+    plain, _, optional = _unwrap(kind)
+    if value is None or (optional and value == "none"):
+        return None
+    origin = typing.get_origin(plain)
+    try:
+        if origin is tuple:
+            parts = [p for p in value.split("-") if p] if isinstance(value, str) else value
+            return tuple(typing.get_args(plain)[0](p) for p in parts)
+        if plain is bool and isinstance(value, str):
+            return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[value.lower()]
+        if plain is int and isinstance(value, float):
+            raise ValueError
+        if origin is Literal:
+            return value
+        return plain(value)
+    except (ValueError, TypeError, KeyError):
+        raise InputError(f"{name} of {owner} must be {_in_words(plain)}, not '{value}'.") from None
+
+
+def _check(value: Any, kind: Any, name: str, owner: str) -> None:
+    plain, bound, optional = _unwrap(kind)
+    if value is None and optional:
+        return
+    origin = typing.get_origin(plain)
+    if origin is Literal:
+        if value not in typing.get_args(plain):
+            raise unknown(f"{name} of {owner}", str(value), map(str, typing.get_args(plain)))
+        return
+    if plain in (int, float) and not (isinstance(value, int | float) and math.isfinite(value)):
+        raise InputError(f"{name} of {owner} must be {_in_words(plain)}, not {value}.")
+    if bound is not None:
+        for number in value if isinstance(value, tuple) else (value,):
+            if wrong := bound.violated_by(number):
+                raise InputError(f"{name} of {owner} {wrong}, not {number:g}.")
+
+
+def _in_words(plain: Any) -> str:
+    if typing.get_origin(plain) is tuple:
+        return "whole numbers joined by '-', such as 100-50"
+    words = {int: "a whole number", float: "a finite number", bool: "true or false"}
+    return words.get(plain, "a text")
