@@ -119,7 +119,7 @@ def _training_parser(command: str, description: str) -> Parser:
     """The options that `run` and `compare` share: the run's, and every algorithm's hyperparameters."""
     from pfedme.algorithms import ALGORITHMS
     from pfedme.run import Run
-    from pfedme.spec import field_docs
+    from pfedme.spec import field_docs, field_types
 
     parser = _parser(command, description)
     docs = field_docs(Run)
@@ -136,8 +136,8 @@ def _training_parser(command: str, description: str) -> Parser:
     add("--debug", action="store_true", help="show the traceback of an error")
     group = parser.add_argument_group("hyperparameters")
     for name in _hyperparameters():
-        owners = [cls for cls in ALGORITHMS.values() if name in cls.__dataclass_fields__]
-        defaults = {cls.name: cls.__dataclass_fields__[name].default for cls in owners}
+        owners = [cls for cls in ALGORITHMS.values() if name in field_types(cls)]
+        defaults = {cls.name: getattr(cls, name) for cls in owners}
         shown = (
             str(next(iter(defaults.values())))
             if len(set(map(str, defaults.values()))) == 1
@@ -152,8 +152,9 @@ def _training_parser(command: str, description: str) -> Parser:
 def _hyperparameters() -> list[str]:
     """The names of all algorithms' fields, each once."""
     from pfedme.algorithms import ALGORITHMS
+    from pfedme.spec import field_types
 
-    return list(dict.fromkeys(name for cls in ALGORITHMS.values() for name in cls.__dataclass_fields__))
+    return list(dict.fromkeys(name for cls in ALGORITHMS.values() for name in field_types(cls)))
 
 
 def _parse(parser: Parser, argv: list[str]) -> argparse.Namespace:
@@ -174,12 +175,12 @@ def _runs(args: argparse.Namespace, algorithms: Sequence[str]) -> list[Run]:
     from pfedme.data import parse_data
     from pfedme.models import parse_model
     from pfedme.run import Run
-    from pfedme.spec import build, check, parse, to_json
+    from pfedme.spec import build, check, field_types, parse, to_json
 
     given = {n: v for n in _hyperparameters() if (v := getattr(args, n)) is not None}
     chosen = [parse(text, ALGORITHMS, "algorithm") for text in algorithms]
     for name in given:
-        if not any(name in cls.__dataclass_fields__ for cls in map(type, chosen)):
+        if not any(name in field_types(type(a)) for a in chosen):
             raise InputError(
                 f"--{name.replace('_', '-')} is no option of {', '.join(a.name for a in chosen)}, whose "
                 f"hyperparameters are {', '.join(to_json(chosen[0]))}."
@@ -187,7 +188,7 @@ def _runs(args: argparse.Namespace, algorithms: Sequence[str]) -> list[Run]:
     runs = []
     for text, algorithm in zip(algorithms, chosen, strict=True):
         own = {pair.partition("=")[0] for pair in text.partition(":")[2].split(",")}
-        fields = type(algorithm).__dataclass_fields__
+        fields = field_types(type(algorithm))
         extra = {n: v for n, v in given.items() if n in fields and n not in own}
         what = f"algorithm '{algorithm.name}'"
         algorithm = build(type(algorithm), {**to_json(algorithm), **extra}, what)
@@ -231,7 +232,9 @@ def _show_run(record: dict[str, Any], out: Path, *, as_json: bool) -> None:
 def _compare(argv: list[str]) -> int:
     parser = _training_parser("compare", "Trains several algorithms on the same data; one table, one figure.")
     parser.add_argument("algorithms", metavar="ALGORITHM", nargs="+", help=ALGORITHM_NAMES)
-    parser.add_argument("--seeds", type=int, default=1, help="repetitions with seeds --seed, --seed + 1, ... (1)")
+    parser.add_argument(
+        "--seeds", type=int, default=1, help="repetitions with seeds --seed, --seed + 1, ... (1)"
+    )
     args = _parse(parser, argv)
     if args.seeds < 1:
         raise InputError(f"--seeds must be at least 1, not {args.seeds}.")
@@ -262,7 +265,9 @@ def _data(argv: list[str]) -> int:
     if argv[:1] not in (["describe"], ["-h"], ["--help"]):
         raise unknown("data command", argv[0] if argv else "", ["describe"])
     parser = _parser("data describe", "Tells what a federation looks like.")
-    parser.add_argument("--data", default="synthetic", help="the federation: a name, with options after a colon")
+    parser.add_argument(
+        "--data", default="synthetic", help="the federation: a name, with options after a colon"
+    )
     parser.add_argument("--json", action="store_true", help="print the description as JSON")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     args = _parse(parser, argv[1:] if argv[0] == "describe" else argv)
@@ -281,7 +286,9 @@ def _data(argv: list[str]) -> int:
 
 
 def _resume(argv: list[str]) -> int:
-    parser = _parser("resume", "Goes on with an interrupted run or comparison, to the same result to the bit.")
+    parser = _parser(
+        "resume", "Goes on with an interrupted run or comparison, to the same result to the bit."
+    )
     parser.add_argument("folder", metavar="DIR", type=Path, help="the folder that was given to --out")
     parser.add_argument("--json", action="store_true", help="print the result as JSON on standard output")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")

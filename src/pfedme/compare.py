@@ -64,7 +64,9 @@ def compare(
     ]
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
-        document = [{"label": label, "folder": folder, "config": run.to_json()} for label, run, folder in jobs]
+        document = [
+            {"label": label, "folder": folder, "config": run.to_json()} for label, run, folder in jobs
+        ]
         for _, _, folder in jobs:
             (out / folder / "record.json").unlink(missing_ok=True)
         atomic_write(plan, json.dumps(document, indent=1))

@@ -184,7 +184,9 @@ class _Execution:
         with self.timed("train_s") as took:
             after, finite = self.simulation.advance(state, rounds)
         if not finite:
-            self.diverged(after, "the shared model" if self.simulation.algorithm.has_global else "a client's model")
+            self.diverged(
+                after, "the shared model" if self.simulation.algorithm.has_global else "a client's model"
+            )
         if took["compile_s"] == 0:
             self.pace = int(np.clip(CALL_S * rounds / max(took["train_s"], 1e-6), 1, MOST_ROUNDS))
         return after
@@ -205,9 +207,7 @@ class _Execution:
         self.save(state, now=True)
         cause = advice(self.run.algorithm, self.simulation.smoothness())
         where = f" The last finite state is in {self.folder.checkpoint}." if self.folder else ""
-        self.reason = (
-            f"{self.run.algorithm.name} diverged in round {state.t}: {what} is no longer finite. {cause}{where}"
-        )
+        self.reason = f"{self.run.algorithm.name} diverged in round {state.t}: {what} is no longer finite. {cause}{where}"
         self.write_record("diverged")
         raise RunError(self.reason)
 
@@ -272,7 +272,12 @@ class _Execution:
             return
         tensors = {"w": np.asarray(state.w.ravel())}
         tensors |= {f"clients.{k}": np.asarray(a) for k, a in enumerate(jax.tree.leaves(state.clients))}
-        about = {"round": state.t, "history": self.history, "timing": self.timing, "config": self.run.to_json()}
+        about = {
+            "round": state.t,
+            "history": self.history,
+            "timing": self.timing,
+            "config": self.run.to_json(),
+        }
         about["sha256"] = _digest(tensors, about)
         with writing(self.folder.checkpoint, self.rescue()):
             atomic_write(
@@ -354,7 +359,9 @@ def clients_csv(evaluation: Evaluation, federation: Federation) -> str:
     columns = [evaluation.test[kind].accuracy if kind in evaluation.test else None for kind in kinds]
     for i in range(federation.clients):
         cells = ["" if c is None or np.isnan(c[i]) else float(c[i]) for c in columns]
-        table.writerow([int(federation.ids[i]), int(federation.n_train[i]), int(federation.n_test[i]), *cells])
+        table.writerow(
+            [int(federation.ids[i]), int(federation.n_train[i]), int(federation.n_test[i]), *cells]
+        )
     return text.getvalue()
 
 

@@ -79,8 +79,10 @@ class Federation:
                     f"Feature {', '.join(map(str, column))} of row {at + row - self.start[owner]} of client "
                     f"{owner} is {self.x[at + row][tuple(column)]}; remove or impute missing values first."
                 )
-        if len(self.y) and not (0 <= self.y.min() and self.y.max() < self.classes):
-            raise InputError(f"Labels must be 0 to {self.classes - 1}; found {self.y.min()} to {self.y.max()}.")
+        if len(self.y) and not (self.y.min() >= 0 and self.y.max() < self.classes):
+            raise InputError(
+                f"Labels must be 0 to {self.classes - 1}; found {self.y.min()} to {self.y.max()}."
+            )
         return self
 
     @property

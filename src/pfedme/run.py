@@ -30,7 +30,7 @@ class Run:
     seed: Seed = 0
     """Seed of the initial model, the cohorts and the mini-batches."""
     eval_every: Count | None = None
-    """Rounds between two evaluations of all models of all clients; a fortieth of all if not given."""
+    """Rounds between two evaluations of all models of all clients; a twentieth of all if not given."""
 
     def to_json(self) -> dict[str, Any]:
         """This run as JSON values."""
@@ -81,7 +81,7 @@ class Run:
         cohort = self.cohort or min(10, federation.clients)
         model = self.model.build(federation.features, federation.classes)
         full = dataclasses.replace(
-            self, cohort=cohort, eval_every=self.eval_every or max(1, self.rounds // 40),
+            self, cohort=cohort, eval_every=self.eval_every or max(1, self.rounds // 20),
             model=dataclasses.replace(self.model, hidden=model.hidden)
             if isinstance(self.model, DNN) else self.model,
         )  # fmt: skip

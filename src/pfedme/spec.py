@@ -152,7 +152,9 @@ def _convert(value: Any, kind: Any, name: str, owner: str) -> Any:
             parts = [p for p in value.split("-") if p] if isinstance(value, str) else value
             return tuple(typing.get_args(plain)[0](p) for p in parts)
         if plain is bool and isinstance(value, str):
-            return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[value.lower()]
+            return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[
+                value.lower()
+            ]
         if plain is int and isinstance(value, float):
             raise ValueError
         if origin is Literal:

@@ -20,13 +20,17 @@ if TYPE_CHECKING:
     from pfedme.federation import Federation
 
 
+LINE_EVERY_S = 2.0
+"""Seconds between two lines where there is no terminal."""
+
+
 class Bar:
     """Progress over all rounds of one or several runs, on standard error."""
 
     def __init__(self, total: int) -> None:
         self.total, self.before, self.latest = total, 0, ""
         self.place, self.rounds_of_place = 0, 0
-        self.began = time.monotonic()
+        self.began = self.said = time.monotonic()
         self.live: Progress | None = None
         if sys.stderr.isatty():
             self.live = Progress(
@@ -56,10 +60,13 @@ class Bar:
             self.latest = accuracies(step.entry)
         if self.live:
             self.live.update(self.task, completed=done, name=name, latest=self.latest)
-        elif step.entry:
-            spent = time.monotonic() - self.began
+        elif step.entry and (step.round in (0, step.rounds) or time.monotonic() - self.said >= LINE_EVERY_S):
+            self.said = time.monotonic()
+            spent = self.said - self.began
             left = f", {spent / done * (self.total - done):.0f} s left" if 0 < done < self.total else ""
-            print(f"{name} round {step.round}/{step.rounds}: {self.latest}{left}", file=sys.stderr, flush=True)
+            print(
+                f"{name} round {step.round}/{step.rounds}: {self.latest}{left}", file=sys.stderr, flush=True
+            )
 
 
 def accuracies(entry: dict[str, Any]) -> str:
@@ -78,7 +85,7 @@ def print_run(record: dict[str, Any], out: Path) -> None:
     algorithm, data, model = (config[k]["name"] for k in ("algorithm", "data", "model"))
     table = _table(
         f"{algorithm} on {data} with {model}, after {final['round']} rounds",
-        ["model", "accuracy %", "loss", "training loss", "clients' mean %", "worst tenth %", "worst %"],
+        ["model", "accuracy %", "loss", "train loss", "client mean %", "worst tenth %", "worst %"],
     )
     for kind in tables.KINDS:
         if kind not in final:
@@ -90,7 +97,7 @@ def print_run(record: dict[str, Any], out: Path) -> None:
             kind, _percent(entry["accuracy"]), _number(entry["loss"]), _number(entry["train_loss"]),
             *(_percent(v) for v in numbers),
         )  # fmt: skip
-    console = Console()
+    console = _console()
     console.print(table)
     if inner := final.get("inner"):
         console.print(
@@ -102,8 +109,12 @@ def print_run(record: dict[str, Any], out: Path) -> None:
         f"{timing['compile_s']:.1f} s compilation."
     )
     if algorithm != "alone":
-        console.print(f"What would each client reach alone? pfedme compare {algorithm} alone ...", highlight=False)
-    console.print(f"Results: {out}/ (curves.png, clients.csv, record.json, model.safetensors)", soft_wrap=True)
+        console.print(
+            f"What would each client reach alone? pfedme compare {algorithm} alone ...", highlight=False
+        )
+    console.print(
+        f"Results: {out}/ (curves.png, clients.csv, record.json, model.safetensors)", soft_wrap=True
+    )
 
 
 def print_comparison(comparison: Comparison, out: Path) -> None:
@@ -119,7 +130,7 @@ def print_comparison(comparison: Comparison, out: Path) -> None:
     table = _table(title, tables.HEADER)
     for row in tables.rows(finals):
         table.add_row(*row)
-    console = Console()
+    console = _console()
     console.print(table)
     for sentence in tables.sentences(finals):
         console.print(sentence, highlight=False)
@@ -128,9 +139,11 @@ def print_comparison(comparison: Comparison, out: Path) -> None:
 
 def print_description(name: str, description: dict[str, Any], federation: Federation) -> None:
     """What a federation looks like."""
-    d, console = description, Console()
+    d, console = description, _console()
     sizes, labels = d["rows_per_client"], d["labels_per_client"]
-    per_label = f"{labels['min']}" if labels["min"] == labels["max"] else f"{labels['min']} to {labels['max']}"
+    per_label = (
+        f"{labels['min']}" if labels["min"] == labels["max"] else f"{labels['min']} to {labels['max']}"
+    )
     lines = [
         ("clients", f"{d['clients']:,}"),
         ("rows", f"{d['rows']:,} ({d['train_rows']:,} to train on, {d['test_rows']:,} to test on)"),
@@ -154,6 +167,11 @@ def print_description(name: str, description: dict[str, Any], federation: Federa
         console.print(shares)
     for warning in d["warnings"]:
         console.print(f"Note: {warning}", highlight=False)
+
+
+def _console() -> Console:
+    """Standard output; wide enough for the tables where it is not a terminal."""
+    return Console() if sys.stdout.isatty() else Console(width=120)
 
 
 def _table(title: str, header: list[str]) -> Table:

@@ -11,4 +11,14 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     cls.name: cls for cls in (PFedMe, FedAvg, PerFedAvg, Alone, FedAvgFT)
 }
 
-__all__ = ["ALGORITHMS", "Algorithm", "Alone", "FedAvg", "FedAvgFT", "Models", "PFedMe", "PerFedAvg", "Update"]
+__all__ = [
+    "ALGORITHMS",
+    "Algorithm",
+    "Alone",
+    "FedAvg",
+    "FedAvgFT",
+    "Models",
+    "PFedMe",
+    "PerFedAvg",
+    "Update",
+]

@@ -98,7 +98,7 @@ def two_labels(labels: np.ndarray, *, disjoint: bool) -> list[np.ndarray]:
     The sizes are those of the released code. For each digit in order, three of four owners draw between a
     fifth and a half of what is left, and the fourth takes the rest.
     """
-    rng = np.random.RandomState(1)  # noqa: NPY002  (the legacy generator: the paper's sizes came from it)
+    rng = np.random.RandomState(1)
     by_label = [np.flatnonzero(labels == digit) for digit in range(10)]
     shares = []
     for digit in range(10):
@@ -151,7 +151,9 @@ def standardised(images: np.ndarray) -> np.ndarray:
     """(x − mean)/(std + 0.001), pixel by pixel over all images, pixels in 0 ... 255."""
     x = images.astype(np.float32)
     x -= x.mean(axis=0, dtype=np.float64).astype(np.float32)
-    x /= np.sqrt(np.einsum("nd,nd->d", x, x, dtype=np.float64) / len(x)).astype(np.float32) + np.float32(0.001)
+    x /= np.sqrt(np.einsum("nd,nd->d", x, x, dtype=np.float64) / len(x)).astype(np.float32) + np.float32(
+        0.001
+    )
     return x
 
 
@@ -186,7 +188,9 @@ def _from_folder(folder: Path) -> dict[str, bytes]:
             except (OSError, EOFError):
                 raise InputError(f"{packed} is not a whole gzip file; fetch it again.") from None
         else:
-            raise InputError(f"{folder} has no {name} (nor {name}.gz); it must hold the four MNIST idx files.")
+            raise InputError(
+                f"{folder} has no {name} (nor {name}.gz); it must hold the four MNIST idx files."
+            )
     return content
 
 

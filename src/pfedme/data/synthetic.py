@@ -18,6 +18,7 @@ from pfedme.federation import Federation
 from pfedme.spec import Count, Index, NonNegative, Seed, Share
 from pfedme.tree import record
 
+
 @record
 class Synthetic:
     """The paper's synthetic federation: 10 classes, 60 features, 100 clients of 250 to 25,810 rows."""
@@ -81,6 +82,6 @@ class Synthetic:
             return np.full(self.clients, self.rows), partial(rng.standard_normal, dtype=np.float32)
         # NumPy's legacy generator and this order of draws are the released code's: the same seed gives
         # the paper's own clients, whose few largest decide much of the accuracy over all rows.
-        legacy = np.random.RandomState(self.seed)  # noqa: NPY002
+        legacy = np.random.RandomState(self.seed)
         counts = (legacy.lognormal(4, 2, self.clients).astype(int) + 50) * 5
         return counts, legacy.standard_normal

@@ -40,7 +40,9 @@ def warnings(federation: Federation, labels_of_client: np.ndarray) -> list[str]:
     if untested := int((f.n_test == 0).sum()):
         said.append(f"{_clients(untested)} no test rows and will not be in the accuracies.")
     if single := int((labels_of_client == 1).sum()):
-        said.append(f"{_clients(single)} rows of one class only: any model that always says it is perfect there.")
+        said.append(
+            f"{_clients(single)} rows of one class only: any model that always says it is perfect there."
+        )
     owner = np.repeat(np.arange(f.clients), f.count)
     in_train = (np.arange(len(f.y)) - f.start[owner]) < f.n_train[owner]
     seen = np.zeros((f.clients, f.classes), bool)

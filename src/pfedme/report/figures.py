@@ -28,9 +28,13 @@ def curves(runs: Mapping[str, Sequence[History]]) -> bytes:
     single = len(runs) <= 1
     kinds = [k for k in KINDS if any(k in h[-1] for histories in runs.values() for h in histories)]
     columns = 2 if single else len(kinds)
-    figure = Figure(figsize=(7.2, 2.9) if single else (3.0 * columns + 0.4, 5.0), layout="constrained", dpi=200)
+    figure = Figure(
+        figsize=(7.2, 2.9) if single else (3.0 * columns + 0.4, 5.0), layout="constrained", dpi=200
+    )
     axes = figure.subplots(1, 2) if single else figure.subplots(2, columns, squeeze=False, sharey="row")
-    for row, (measure, label) in enumerate((("accuracy", "test accuracy (%)"), ("train_loss", "training loss"))):
+    for row, (measure, label) in enumerate(
+        (("accuracy", "test accuracy (%)"), ("train_loss", "training loss"))
+    ):
         for column, kind in enumerate(kinds):
             at: Axes = axes[row] if single else axes[row, column]
             for k, (name, histories) in enumerate(runs.items()):
@@ -57,7 +61,10 @@ def _line(at: Axes, histories: Sequence[History], kind: str, measure: str, label
     scale = 100 if measure == "accuracy" else 1
     rounds = [entry["round"] for entry in histories[0] if kind in entry]
     values = scale * np.array(
-        [[np.nan if e[kind][measure] is None else e[kind][measure] for e in h if kind in e] for h in histories]
+        [
+            [np.nan if e[kind][measure] is None else e[kind][measure] for e in h if kind in e]
+            for h in histories
+        ]
     )
     colour, dash = COLOURS[style % len(COLOURS)], DASHES[style % len(DASHES)]
     mean = values.mean(axis=0)
