@@ -184,9 +184,7 @@ class _Execution:
         with self.timed("train_s") as took:
             after, finite = self.simulation.advance(state, rounds)
         if not finite:
-            self.diverged(
-                after, "the shared model" if self.simulation.algorithm.has_global else "a client's model"
-            )
+            self.diverged(after, "the shared model" if self.run.algorithm.has_global else "a client's model")
         if took["compile_s"] == 0:
             self.pace = int(np.clip(CALL_S * rounds / max(took["train_s"], 1e-6), 1, MOST_ROUNDS))
         return after
@@ -293,7 +291,8 @@ class _Execution:
         try:
             with safetensors.safe_open(path, framework="numpy") as file:
                 about = json.loads(file.metadata()["pfedme"])
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                names = file.keys()
+                tensors = {name: file.get_tensor(name) for name in names}
             whole = about.pop("sha256") == _digest(tensors, about)
         except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
             raise InputError(f"The checkpoint {path} cannot be read ({error}); {cure}.") from None
@@ -327,9 +326,9 @@ def compilation() -> Iterator[list[float]]:
     """Collects the seconds that JAX spends on tracing and compiling."""
     seconds: list[float] = []
 
-    def listen(event: str, duration: float, **_: Any) -> None:
+    def listen(event: str, duration_secs: float, **_: str | int) -> None:
         if event.startswith("/jax/core/compile/"):
-            seconds.append(duration)
+            seconds.append(duration_secs)
 
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:
@@ -347,7 +346,8 @@ def advice(algorithm: Algorithm, L: float) -> str:
         if alpha >= limit:
             return f"{stable}, and alpha is {alpha:g}: lower --alpha or --lam."
         return f"{stable} and alpha is {alpha:g}, so it is the outer step: lower --eta or --beta."
-    return f"Steps are stable for eta below 2/L = {2 / L:.2g} (L ≈ {L:.3g}), and eta is {settings['eta']:g}: lower it."
+    eta = settings["eta"]
+    return f"Steps are stable for eta below 2/L = {2 / L:.2g} (L ≈ {L:.3g}), and eta is {eta:g}: lower --eta."
 
 
 def clients_csv(evaluation: Evaluation, federation: Federation) -> str:

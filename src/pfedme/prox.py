@@ -66,9 +66,12 @@ def prox(
         return following, following if solver == "gradient" else following + q * (following - theta)
 
     if nu is None:
-        theta, _ = lax.fori_loop(
-            0, K, lambda _, at: step(*at, envelope_grad(f, at[1], w, lam)), (start, start)
-        )
+
+        def one(_: jax.Array, at: tuple[Params, Params]) -> tuple[Params, Params]:
+            theta, y = at
+            return step(theta, y, envelope_grad(f, y, w, lam))
+
+        theta, _ = lax.fori_loop(0, K, one, (start, start))
         return Proximal(theta, jnp.int32(K))
 
     def unfinished(at: tuple[Params, Params, Params, jax.Array]) -> jax.Array:

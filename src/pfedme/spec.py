@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import itertools
 import math
 import textwrap
 import types
@@ -118,7 +119,7 @@ def field_docs(cls: type) -> dict[str, str]:
             continue
         (definition,) = ast.parse(textwrap.dedent(inspect.getsource(owner))).body
         body = typing.cast(ast.ClassDef, definition).body
-        for node, after in zip(body, body[1:], strict=False):
+        for node, after in itertools.pairwise(body):
             if (
                 isinstance(node, ast.AnnAssign)
                 and isinstance(node.target, ast.Name)
@@ -173,12 +174,13 @@ def _check(value: Any, kind: Any, name: str, owner: str) -> None:
         if value not in typing.get_args(plain):
             raise unknown(f"{name} of {owner}", str(value), map(str, typing.get_args(plain)))
         return
-    if plain in (int, float) and not (isinstance(value, int | float) and math.isfinite(value)):
-        raise InputError(f"{name} of {owner} must be {_in_words(plain)}, not {value}.")
-    if bound is not None:
-        for number in value if isinstance(value, tuple) else (value,):
-            if wrong := bound.violated_by(number):
-                raise InputError(f"{name} of {owner} {wrong}, not {number:g}.")
+    if plain in (int, float):
+        if not (isinstance(value, int | float) and math.isfinite(value)):
+            raise InputError(f"{name} of {owner} must be {_in_words(plain)}, not {value}.")
+        if bound is not None and (wrong := bound.violated_by(value)):
+            raise InputError(f"{name} of {owner} {wrong}, not {value:g}.")
+    if origin is tuple and any(part < 1 for part in value):
+        raise InputError(f"{name} of {owner} must be {_in_words(plain)}, each at least 1.")
 
 
 def _in_words(plain: Any) -> str:

@@ -74,6 +74,10 @@ def _line(at: Axes, histories: Sequence[History], kind: str, measure: str, label
         at.fill_between(rounds, mean - std, mean + std, color=colour, alpha=0.18, linewidth=0)
 
 
+def _nan(value: float | None) -> float:
+    return np.nan if value is None else value
+
+
 def _dress(at: Axes, measure: str, x: str, y: str, title: str) -> None:
     at.set_xlabel(x, fontsize=9)
     at.set_ylabel(y, fontsize=9)
