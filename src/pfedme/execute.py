@@ -205,7 +205,8 @@ class _Execution:
         self.save(state, now=True)
         cause = advice(self.run.algorithm, self.simulation.smoothness())
         where = f" The last finite state is in {self.folder.checkpoint}." if self.folder else ""
-        self.reason = f"{self.run.algorithm.name} diverged in round {state.t}: {what} is no longer finite. {cause}{where}"
+        name = self.run.algorithm.name
+        self.reason = f"{name} diverged in round {state.t}: {what} is no longer finite. {cause}{where}"
         self.write_record("diverged")
         raise RunError(self.reason)
 

@@ -179,7 +179,7 @@ def _check(value: Any, kind: Any, name: str, owner: str) -> None:
             raise InputError(f"{name} of {owner} must be {_in_words(plain)}, not {value}.")
         if bound is not None and (wrong := bound.violated_by(value)):
             raise InputError(f"{name} of {owner} {wrong}, not {value:g}.")
-    if origin is tuple and any(part < 1 for part in value):
+    if isinstance(value, tuple) and any(part < 1 for part in value):
         raise InputError(f"{name} of {owner} must be {_in_words(plain)}, each at least 1.")
 
 

@@ -123,10 +123,8 @@ def print_comparison(comparison: Comparison, out: Path) -> None:
     first = next(iter(comparison.records.values()))[0]["config"]
     seeds = max(map(len, finals.values()))
     spread = f", mean ± standard deviation of {seeds} seeds" if seeds > 1 else ""
-    title = (
-        f"{first['data']['name']}, {first['model']['name']}, {first['rounds']} rounds: test accuracy over all "
-        f"clients' rows{spread}"
-    )
+    what = f"{first['data']['name']}, {first['model']['name']}, {first['rounds']} rounds"
+    title = f"{what}: test accuracy over all clients' rows{spread}"
     table = _table(title, tables.HEADER)
     for row in tables.rows(finals):
         table.add_row(*row)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FormatStrFormatter, LogFormatter
 
 KINDS = ("global", "local", "personal")
 History = Sequence[dict[str, Any]]
@@ -47,10 +48,11 @@ def curves(runs: Mapping[str, Sequence[History]]) -> bytes:
     handles: dict[str, Any] = {}
     for at in np.ravel(axes):
         handles |= dict(zip(*reversed(at.get_legend_handles_labels()), strict=True))
-    figure.legend(
-        list(handles.values()), list(handles), loc="outside upper center", ncols=min(6, len(handles)), frameon=False,
-        fontsize=8.5, handlelength=3,
-    )  # fmt: skip
+    if handles:
+        figure.legend(
+            list(handles.values()), list(handles), loc="outside upper center", ncols=min(6, len(handles)),
+            frameon=False, fontsize=8.5, handlelength=3,
+        )  # fmt: skip
     image = io.BytesIO()
     figure.savefig(image, format="png", metadata={"Software": None})
     return image.getvalue()
@@ -61,10 +63,7 @@ def _line(at: Axes, histories: Sequence[History], kind: str, measure: str, label
     scale = 100 if measure == "accuracy" else 1
     rounds = [entry["round"] for entry in histories[0] if kind in entry]
     values = scale * np.array(
-        [
-            [np.nan if e[kind][measure] is None else e[kind][measure] for e in h if kind in e]
-            for h in histories
-        ]
+        [[_nan(entry[kind][measure]) for entry in history if kind in entry] for history in histories]
     )
     colour, dash = COLOURS[style % len(COLOURS)], DASHES[style % len(DASHES)]
     mean = values.mean(axis=0)
@@ -82,8 +81,10 @@ def _dress(at: Axes, measure: str, x: str, y: str, title: str) -> None:
     at.set_xlabel(x, fontsize=9)
     at.set_ylabel(y, fontsize=9)
     at.set_title(title, fontsize=9.5)
-    at.tick_params(labelsize=8)
+    at.tick_params(which="both", labelsize=8)
     at.grid(alpha=0.3, linewidth=0.5)
     at.spines[["top", "right"]].set_visible(False)
     if measure == "train_loss":
         at.set_yscale("log")
+        at.yaxis.set_major_formatter(FormatStrFormatter("%g"))
+        at.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(1.5, 0.6)))
