@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FormatStrFormatter, LogFormatter
+from matplotlib.ticker import FormatStrFormatter
 
 KINDS = ("global", "local", "personal")
 History = Sequence[dict[str, Any]]
@@ -87,4 +87,4 @@ def _dress(at: Axes, measure: str, x: str, y: str, title: str) -> None:
     if measure == "train_loss":
         at.set_yscale("log")
         at.yaxis.set_major_formatter(FormatStrFormatter("%g"))
-        at.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(1.5, 0.6)))
+        at.yaxis.set_minor_formatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in "235" else "")
