@@ -1,0 +1,219 @@
+"""The command line: help, versions, descriptions, and that what it prints can be typed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import pfedme.execute
+from pfedme import __version__
+from pfedme.algorithms import ALGORITHMS
+from pfedme.cli import ALGORITHM_NAMES, main
+from pfedme.data import DATA
+from pfedme.data.synthetic import Synthetic
+from pfedme.errors import InputError
+from pfedme.execute import Progress
+from pfedme.models import MODELS, parse_model
+from pfedme.run import Run
+from pfedme.spec import field_types, parse
+from pfedme.terminal import Bar
+
+COMMANDS = ("run", "compare", "data", "resume")
+
+
+def run_python(code: str, *argv: str) -> subprocess.CompletedProcess[str]:
+    """A Python of its own."""
+    return subprocess.run(
+        [sys.executable, "-c", code, *argv], capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+def helped(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    """What a command's help prints."""
+    try:
+        status = main(argv)
+    except SystemExit as end:
+        status = end.code
+    assert status == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["-h"], ["--version"], []])
+def test_help_and_version_load_nothing_heavy(argv: list[str]):
+    code = (
+        "import sys; from pfedme.cli import main; status = main(sys.argv[1:])\n"
+        "heavy = {'jax', 'numpy', 'matplotlib', 'rich', 'pooch'} & set(sys.modules)\n"
+        "sys.exit(f'loaded {heavy}' if heavy else status)"
+    )
+    done = run_python(code, *argv)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("pfedme " if argv == ["--version"] else "usage: pfedme")
+
+
+def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]):
+    assert helped(capsys, "--version") == f"pfedme {__version__}\n"
+
+
+def test_the_installed_program_runs():
+    program = Path(sys.executable).with_name("pfedme")
+    done = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=300, check=True)
+    assert done.stdout == f"pfedme {__version__}\n"
+
+
+def test_help_names_every_command_algorithm_data_and_model(capsys: pytest.CaptureFixture[str]):
+    text = helped(capsys, "--help")
+    for name in (*COMMANDS, *ALGORITHMS, *DATA, *MODELS):
+        assert re.search(rf"\b{re.escape(name)}\b", text), name
+    assert ALGORITHM_NAMES.split(", ") == list(ALGORITHMS)
+
+
+@pytest.mark.parametrize("argv", [["run"], ["compare"], ["data"], ["data", "describe"], ["resume"]])
+def test_every_commands_help_has_an_example(capsys: pytest.CaptureFixture[str], argv: list[str]):
+    for flag in ("--help", "-h"):
+        text = helped(capsys, *argv, flag)
+        assert "usage: pfedme" in text
+        assert re.search(rf"examples:\n  pfedme {argv[0]} ", text)
+
+
+@pytest.mark.parametrize("command", ["run", "compare"])
+def test_help_explains_every_hyperparameter(capsys: pytest.CaptureFixture[str], command: str):
+    text = " ".join(helped(capsys, command, "--help").split())
+    for cls in ALGORITHMS.values():
+        for name in field_types(cls):
+            assert re.search(rf"--{name.replace('_', '-')} X \S", text), name
+
+
+def test_help_tells_defaults(capsys: pytest.CaptureFixture[str]):
+    text = " ".join(helped(capsys, "run", "--help").split())
+    assert "(15.0)" in text
+    assert "per-fedavg 0.001" in text
+
+
+class Parsed(Exception):
+    """Raised in place of a run, with the run."""
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        Run(
+            algorithm=parse(algorithm, ALGORITHMS, "algorithm"),
+            data=data,
+            model=parse_model(model),
+            **options,
+        )
+        for algorithm, data, model, options in [
+            ("pfedme", Synthetic(), "mlr", {}),
+            ("pfedme:nu=1e-4,solver=nesterov,theta_start=w,lam=0.1", Synthetic(iid=True), "mlr:l2=0", {}),
+            ("per-fedavg:hessian=first-order,delta=1e-05", Synthetic(alpha=1 / 3), "dnn", {"cohort": 7}),
+            ("fedavg-ft:F=3,B=0", Synthetic(rows=8, seed=4), "dnn:hidden=100-50", {"eval_every": 9}),
+            ("alone:aggregation=samples", Synthetic(), "dnn:hidden=", {"rounds": 1, "seed": 2**32 - 1}),
+        ]
+    ],
+    ids=["defaults", "nu", "per-fedavg", "full-batch", "alone"],
+)
+def test_a_runs_command_is_read_back_as_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, run: Run):
+    def stop(read: Run, *_: object, **__: object) -> None:
+        raise Parsed(read)
+
+    monkeypatch.setattr(pfedme.execute, "execute", stop)
+    with pytest.raises(Parsed) as caught:
+        main([*shlex.split(run.command())[1:], "--out", str(tmp_path / "run")])
+    assert caught.value.args == (run,)
+    assert Run.from_json(json.loads(json.dumps(run.to_json()))) == run
+
+
+def test_data_describe_tells_the_papers_numbers(capsys: pytest.CaptureFixture[str]):
+    assert main(["data", "describe"]) == 0
+    printed = capsys.readouterr().out
+    for number in ("100", "205,795", "250 to 25,810", "60", "10"):
+        assert number in printed
+
+
+def test_data_describe_prints_one_json_object(capsys: pytest.CaptureFixture[str]):
+    assert main(["data", "describe", "--data", "synthetic:clients=4,rows=40,classes=3", "--json"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("\n") == 1
+    description = json.loads(printed)
+    assert description["clients"] == 4
+    assert description["rows"] == 160
+    assert (description["train_rows"], description["test_rows"]) == (120, 40)
+    assert sum(description["rows_per_label"]) == 160
+
+
+def test_data_describe_shows_each_clients_labels(capsys: pytest.CaptureFixture[str]):
+    assert main(["data", "describe", "--data", "synthetic:clients=4,rows=40,features=5,classes=3"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    counts = Synthetic(clients=4, rows=40, features=5, classes=3).load().label_counts()
+    for i, row in enumerate(counts):
+        cells = [str(i), "40", *(str(n) if n else "·" for n in row)]
+        assert cells in [line.split() for line in lines]
+
+
+def test_debug_shows_the_traceback():
+    code = "import sys; from pfedme.cli import main; sys.exit(main(sys.argv[1:]))"
+    plain, debug = run_python(code, "rum"), run_python(code, "rum", "--debug")
+    assert plain.returncode == 2
+    assert "Traceback" not in plain.stderr
+    assert debug.returncode != 0
+    assert "Traceback" in debug.stderr
+    assert "did you mean 'run'" in debug.stderr
+
+
+@pytest.mark.parametrize(
+    "argv", [["run", "nobody"], ["resume", "nowhere"], ["data", "describe", "--data", "x"]]
+)
+def test_debug_is_understood_by_every_command(argv: list[str]):
+    with pytest.raises(InputError):
+        main([*argv, "--debug"])
+
+
+def test_a_reader_that_goes_away_is_no_traceback():
+    code = "import sys; from pfedme.cli import main; sys.exit(main(sys.argv[1:]))"
+    read, write = os.pipe()
+    os.close(read)
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with os.fdopen(write, "wb") as closed:
+        done = subprocess.run(
+            [sys.executable, "-c", code, "--help"], stdout=closed, stderr=subprocess.PIPE, text=True,
+            env=buffered, timeout=300, check=False,
+        )  # fmt: skip
+    assert "Traceback" not in done.stderr
+    assert "BrokenPipeError" not in done.stderr
+
+
+def test_a_terminal_shows_a_live_bar(monkeypatch: pytest.MonkeyPatch):
+    ours, theirs = os.openpty()
+    with os.fdopen(theirs, "w") as terminal:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        monkeypatch.setenv("TERM", "xterm")
+        monkeypatch.setenv("COLUMNS", "120")
+        entry = {"round": 2, "global": {"accuracy": 0.7865}, "personal": {"accuracy": 0.832}}
+        with Bar(total=6) as bar:
+            bar("pfedme", 0, Progress(2, 3, entry))
+            bar("fedavg", 1, Progress(1, 3, None))
+        terminal.flush()
+        shown = os.read(ours, 100_000).decode()
+    os.close(ours)
+    assert "fedavg" in shown
+    assert "4/6" in shown
+    assert "global 78.65 %" in shown
+    assert "personal 83.20 %" in shown
+
+
+def test_elsewhere_lines_tell_the_first_and_the_last_round(capsys: pytest.CaptureFixture[str]):
+    entry = {"round": 0, "global": {"accuracy": 0.5}, "personal": {"accuracy": None}}
+    with Bar(total=3) as bar:
+        for t in range(4):
+            bar("pfedme", 0, Progress(t, 3, entry))
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.splitlines()[0] == "pfedme round 0/3: global 50.00 %"
+    assert err.splitlines()[-1] == "pfedme round 3/3: global 50.00 %"

@@ -1,0 +1,515 @@
+"""Where federations come from: the paper's synthetic clients, and MNIST in three partitions."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import re
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pfedme.cli import main
+from pfedme.data import parse_data
+from pfedme.data.mnist import FILES, Mnist, load_idx, standardised
+from pfedme.data.synthetic import Synthetic
+from pfedme.errors import InputError
+from pfedme.federation import Federation
+from pfedme.files import cache_folder
+
+# --- Synthetic ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def paper() -> Federation:
+    """The paper's synthetic federation."""
+    return Synthetic().load()
+
+
+def test_the_papers_synthetic_federation_has_the_papers_sizes(paper: Federation):
+    assert paper.clients == 100
+    assert (paper.count.min(), paper.count.max(), paper.count.sum()) == (250, 25_810, 205_795)
+    assert (paper.features, paper.classes) == (60, 10)
+    assert (paper.n_train == paper.count * 3 // 4).all()
+
+
+def released_generator(
+    clients: int, alpha: float, beta: float, seed: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Sizes, features and labels, by the released code's draws in their order."""
+    draw = np.random.RandomState(seed)
+    sizes = (draw.lognormal(4, 2, clients).astype(int) + 50) * 5
+    mean_W = draw.normal(0, alpha, clients)
+    B = draw.normal(0, beta, clients)
+    covariance = np.diag([float(j) ** -1.2 for j in range(1, 61)])
+    mean_x = [draw.normal(B[i], 1, 60) for i in range(clients)]
+    features, labels = [], []
+    for i in range(clients):
+        W = draw.normal(mean_W[i], 1, (60, 10))
+        b = draw.normal(mean_W[i], 1, 10)
+        x = draw.multivariate_normal(mean_x[i], covariance, sizes[i])
+        features.append(x)
+        labels.append(np.argmax(x @ W + b, axis=1))
+    return sizes, np.concatenate(features), np.concatenate(labels)
+
+
+@pytest.mark.parametrize(
+    ("clients", "alpha", "beta", "seed"), [(4, 0.5, 0.5, 0), (3, 1.0, 1.0, 0), (2, 0.0, 2.0, 7)]
+)
+def test_the_power_law_federation_is_the_released_generators_draw_for_draw(
+    clients: int, alpha: float, beta: float, seed: int
+):
+    sizes, x, y = released_generator(clients, alpha, beta, seed)
+    f = Synthetic(clients=clients, alpha=alpha, beta=beta, seed=seed).load()
+    assert f.count.tolist() == sizes.tolist()
+    np.testing.assert_allclose(f.x, x, atol=2e-6)
+    assert (f.y == y).all()
+
+
+def test_equal_clients_have_the_shapes_that_were_asked_for():
+    f = Synthetic(clients=7, rows=40, features=5, classes=3, train=0.5).load()
+    assert f.x.shape == (280, 5)
+    assert f.x.dtype == np.float32
+    assert f.count.tolist() == [40] * 7
+    assert f.n_train.tolist() == [20] * 7
+    assert set(f.y) <= {0, 1, 2}
+
+
+@pytest.mark.parametrize("rows", [0, 50])
+def test_the_seed_of_the_data_decides_the_data(rows: int):
+    one, same, other = (Synthetic(clients=3, rows=rows, seed=s).load() for s in (5, 5, 6))
+    assert (one.x == same.x).all()
+    assert (one.y == same.y).all()
+    assert one.x.shape != other.x.shape or (one.x != other.x).any()
+
+
+def test_features_vary_within_a_client_as_the_law_says():
+    n = 20_000
+    f = Synthetic(clients=3, rows=n, features=8, seed=1).load()
+    want = np.arange(1, 9) ** -1.2
+    for x in f.x.astype(np.float64).reshape(3, n, 8):
+        # A variance from n normal numbers is off by a factor 1 ± √(2/n).
+        np.testing.assert_allclose(x.var(axis=0), want, rtol=6 * np.sqrt(2 / n))
+        correlation = np.corrcoef(x.T) - np.eye(8)
+        assert np.abs(correlation).max() < 6 / np.sqrt(n)
+
+
+def test_feature_means_vary_between_clients_as_the_law_says():
+    beta, d, n, rows = 3.0, 4, 4000, 16
+    f = Synthetic(clients=n, rows=rows, features=d, beta=beta, seed=2).load()
+    means = f.x.astype(np.float64).reshape(n, rows, d).mean(axis=1)
+    noise = (np.arange(1, d + 1) ** -1.2).mean() / rows
+    # Every client: v_ij = B_i + e_ij with B_i ~ N(0, β̄), e_ij ~ N(0, 1).
+    np.testing.assert_allclose(means.var(axis=1, ddof=1).mean(), 1 + noise, rtol=6 * np.sqrt(2 / (3 * n)))
+    np.testing.assert_allclose(means.mean(axis=1).var(), beta**2 + (1 + noise) / d, rtol=6 * np.sqrt(2 / n))
+
+
+def test_the_mean_of_a_clients_weights_moves_no_label():
+    # u_i is added to every column of W_i and b_i, so to every logit: their argmax stays.
+    one, other = (Synthetic(clients=5, rows=2000, alpha=alpha).load() for alpha in (0.0, 2.0))
+    assert (one.x == other.x).all()
+    assert (one.y == other.y).mean() > 0.999
+
+
+def chi_square(counts: np.ndarray) -> tuple[float, float]:
+    """How many deviations Pearson's statistic against equal label distributions is off, and its freedom."""
+    counts = counts[:, counts.sum(axis=0) > 100 * len(counts)]
+    want = counts.sum(axis=1, keepdims=True) * counts.sum(axis=0) / counts.sum()
+    freedom = (counts.shape[0] - 1) * (counts.shape[1] - 1)
+    return float((((counts - want) ** 2 / want).sum() - freedom) / np.sqrt(2 * freedom)), freedom
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_iid_clients_have_one_label_distribution_and_others_do_not(seed: int):
+    def statistic(iid: bool) -> float:
+        f = Synthetic(clients=20, rows=4000, alpha=1, beta=1, classes=5, iid=iid, seed=seed).load()
+        away, freedom = chi_square(f.label_counts())
+        assert freedom > 0
+        return away
+
+    assert abs(statistic(iid=True)) < 5
+    assert statistic(iid=False) > 100
+
+
+def test_iid_clients_of_the_power_law_have_one_label_distribution():
+    f = Synthetic(clients=12, iid=True, seed=3).load()
+    assert abs(chi_square(f.label_counts())[0]) < 5
+
+
+def test_a_large_federation_is_made_in_groups_that_leave_no_client_out():
+    # 2¹⁴ // 100 = 163 clients are made at once: the last group is smaller.
+    f = Synthetic(clients=400, rows=100, features=3, classes=2).load()
+    assert f.count.tolist() == [100] * 400
+    assert (np.abs(f.x).sum(axis=1) > 0).all()
+    assert len({row.tobytes() for row in f.x}) == 40_000
+
+
+# --- MNIST -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def digits() -> tuple[np.ndarray, np.ndarray]:
+    """All images and labels, read here from the files that the product has fetched."""
+    try:
+        load_idx(None)
+    except InputError as reason:
+        pytest.skip(str(reason))
+    raw = {name: (cache_folder() / "mnist" / name).read_bytes() for name in FILES}
+    parts = ("train", "t10k")
+    images = np.concatenate(
+        [np.frombuffer(raw[f"{p}-images-idx3-ubyte"], np.uint8, offset=16).reshape(-1, 784) for p in parts]
+    )
+    labels = np.concatenate([np.frombuffer(raw[f"{p}-labels-idx1-ubyte"], np.uint8, offset=8) for p in parts])
+    return images, labels
+
+
+@pytest.fixture(scope="module")
+def disjoint(digits: tuple[np.ndarray, np.ndarray]) -> Federation:
+    """MNIST as the paper's text has it."""
+    return Mnist().load()
+
+
+@pytest.fixture(scope="module")
+def released(digits: tuple[np.ndarray, np.ndarray]) -> Federation:
+    """MNIST as the released code has it."""
+    return Mnist(partition="released").load()
+
+
+def label_shares(labels: np.ndarray) -> list[list[int]]:
+    """The four shares of each digit."""
+    draw = np.random.RandomState(1)
+    shares = []
+    for digit in range(10):
+        total, size, own = int((labels == digit).sum()), 4, []
+        for _ in range(size - 1):
+            own.append(draw.randint(total // (size + 1), total // 2))
+            total -= own[-1]
+        shares.append([*own, total])
+    return shares
+
+
+def fingerprints(x: np.ndarray) -> list[int]:
+    """A number for each row, the same for the same row; sorted."""
+    return sorted(hash(row.tobytes()) for row in x)
+
+
+def rows_of(f: Federation, client: int) -> np.ndarray:
+    """A client's features."""
+    return f.x[f.start[client] : f.start[client] + f.count[client]]
+
+
+def test_mnist_has_70000_images(digits: tuple[np.ndarray, np.ndarray]):
+    images, labels = load_idx(None)
+    assert images.shape == (70_000, 784)
+    assert (images == digits[0]).all()
+    assert (labels == digits[1]).all()
+
+
+def test_pixels_are_standardised_over_all_images_in_0_to_255(digits: tuple[np.ndarray, np.ndarray]):
+    images = digits[0]
+    x = standardised(images)
+    assert images.max() == 255
+    for pixel in (0, 150, 350, 406, 500, 783):  # the first and the last are 0 in every image
+        raw = images[:, pixel].astype(np.float64)
+        want = (raw - raw.mean()) / (raw.std() + 0.001)
+        np.testing.assert_allclose(x[:, pixel], want, rtol=2e-4, atol=1e-4)
+
+
+def test_the_papers_clients_have_two_labels_each(disjoint: Federation, released: Federation):
+    for f in (disjoint, released):
+        assert f.clients == 20
+        for u, counts in enumerate(f.label_counts()):
+            assert set(np.flatnonzero(counts)) == {u % 10, (u + 1) % 10}
+
+
+def test_disjoint_clients_share_no_image_and_leave_none_out(
+    disjoint: Federation, digits: tuple[np.ndarray, np.ndarray]
+):
+    assert disjoint.count.sum() == 70_000
+    assert fingerprints(disjoint.x) == fingerprints(standardised(digits[0]))
+    assert (disjoint.n_train.min(), disjoint.n_train.max()) == (1_905, 3_834)
+    assert "none twice" in disjoint.note
+
+
+def test_the_ith_owner_of_a_digit_takes_its_ith_share(
+    disjoint: Federation, digits: tuple[np.ndarray, np.ndarray]
+):
+    counts, shares = disjoint.label_counts(), label_shares(digits[1])
+    for digit in range(10):
+        owners = np.flatnonzero(counts[:, digit])
+        assert counts[owners, digit].tolist() == shares[digit]
+
+
+def test_released_clients_have_the_released_sizes(
+    released: Federation, digits: tuple[np.ndarray, np.ndarray]
+):
+    counts, shares = released.label_counts(), label_shares(digits[1])
+    for u in range(20):
+        for j in range(2):
+            c = 2 * u + j
+            assert counts[u, (u + j) % 10] == shares[c % 10][c // 10]
+    assert (released.n_train.min(), released.n_train.max()) == (1_167, 3_834)
+    assert "held by more than one client" in released.note
+
+
+def test_released_shares_are_the_first_images_of_the_label(
+    released: Federation, digits: tuple[np.ndarray, np.ndarray]
+):
+    images, labels = digits
+    x, counts = standardised(images), released.label_counts()
+    for u in range(20):
+        first = [np.flatnonzero(labels == d)[: counts[u, d]] for d in (u % 10, (u + 1) % 10)]
+        assert fingerprints(rows_of(released, u)) == fingerprints(x[np.concatenate(first)])
+
+
+def test_released_test_images_are_in_other_clients_training_parts(released: Federation):
+    # Clients 0 and 10 both have zeros; both hold the first ones.
+    test = rows_of(released, 0)[released.n_train[0] :]
+    train = rows_of(released, 10)[: released.n_train[10]]
+    assert set(fingerprints(test)) & set(fingerprints(train))
+
+
+@pytest.mark.parametrize(("clients", "alpha", "cap"), [(7, 0.3, 0), (50, 0.05, 100), (3000, 0.1, 0)])
+def test_dirichlet_clients_share_no_image_and_none_is_empty(
+    digits: tuple[np.ndarray, np.ndarray], clients: int, alpha: float, cap: int
+):
+    f = Mnist(partition="dirichlet", clients=clients, alpha=alpha, cap=cap).load()
+    assert f.clients == clients
+    assert f.n_train.min() >= 1
+    assert "none twice" in f.note
+    if cap:
+        assert f.count.max() == cap
+    else:
+        assert f.count.sum() == 70_000
+        assert fingerprints(f.x) == fingerprints(standardised(digits[0]))
+
+
+def test_a_small_dirichlet_parameter_makes_clients_unlike(digits: tuple[np.ndarray, np.ndarray]):
+    def most_common(alpha: float) -> float:
+        counts = Mnist(partition="dirichlet", clients=20, alpha=alpha).load().label_counts()
+        return float((counts.max(axis=1) / counts.sum(axis=1)).mean())
+
+    assert most_common(0.05) > 0.5
+    assert most_common(1000.0) < 0.15
+
+
+# --- MNIST files of the user's own -------------------------------------------------------------------
+
+
+def packed_images(images: np.ndarray) -> bytes:
+    """An idx3 file."""
+    return struct.pack(">IIII", 2051, len(images), 28, 28) + images.tobytes()
+
+
+def packed_labels(labels: np.ndarray) -> bytes:
+    """An idx1 file."""
+    return struct.pack(">II", 2049, len(labels)) + labels.astype(np.uint8).tobytes()
+
+
+def write_digits(folder: Path, each: int, *, gz: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    """Four idx files with `each` images of each digit, a fifth of them in the test files."""
+    rng = np.random.default_rng(0)
+    labels = np.tile(np.arange(10, dtype=np.uint8), each)
+    images = rng.integers(0, 256, (len(labels), 784), np.uint8)
+    cut = len(labels) * 4 // 5
+    content = [
+        packed_images(images[:cut]), packed_labels(labels[:cut]),
+        packed_images(images[cut:]), packed_labels(labels[cut:]),
+    ]  # fmt: skip
+    folder.mkdir()
+    for name, raw in zip(FILES, content, strict=True):
+        if gz:
+            (folder / f"{name}.gz").write_bytes(gzip.compress(raw, mtime=0))
+        else:
+            (folder / name).write_bytes(raw)
+    return images, labels
+
+
+@pytest.mark.parametrize("gz", [False, True])
+@pytest.mark.parametrize("partition", ["disjoint", "dirichlet"])
+def test_a_folder_of_idx_files_is_used_as_it_is(tmp_path: Path, gz: bool, partition: str):
+    images, labels = write_digits(tmp_path / "idx", 30, gz=gz)
+    f = parse_data(f"mnist:path={tmp_path / 'idx'},partition={partition}").load()
+    raw = images.astype(np.float64)
+    want = (raw - raw.mean(axis=0)) / (raw.std(axis=0) + 0.001)
+    assert f.count.sum() == 300
+    got = f.x[np.lexsort(f.x.T)]
+    np.testing.assert_allclose(got, want[np.lexsort(want.astype(np.float32).T)], atol=1e-4)
+    assert np.bincount(f.y).tolist() == np.bincount(labels).tolist()
+
+
+def test_plain_and_packed_files_give_the_same_federation(tmp_path: Path):
+    for gz in (False, True):
+        write_digits(tmp_path / str(gz), 30, gz=gz)
+    plain, packed = (Mnist(path=str(tmp_path / str(gz))).load() for gz in (False, True))
+    assert (plain.x == packed.x).all()
+    assert (plain.y == packed.y).all()
+
+
+def describe(capsys: pytest.CaptureFixture[str], data: str) -> str:
+    """What `pfedme data describe` says on standard error, once it has ended with status 2."""
+    status = main(["data", "describe", "--data", data])
+    out, err = capsys.readouterr()
+    assert status == 2
+    assert out == ""
+    assert "Traceback" not in err
+    assert err.count("\n") == 1
+    return err
+
+
+def test_a_folder_without_a_file_is_told_its_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    write_digits(tmp_path / "idx", 30)
+    (tmp_path / "idx" / "t10k-labels-idx1-ubyte").unlink()
+    assert "has no t10k-labels-idx1-ubyte" in describe(capsys, f"mnist:path={tmp_path / 'idx'}")
+
+
+def test_a_folder_that_does_not_exist_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert str(tmp_path / "nowhere") in describe(capsys, f"mnist:path={tmp_path / 'nowhere'}")
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("size", [0, 3, 20, -1])
+def test_a_truncated_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, size: int):
+    write_digits(tmp_path / "idx", 30)
+    path = tmp_path / "idx" / name
+    path.write_bytes(path.read_bytes()[:size])
+    err = describe(capsys, f"mnist:path={tmp_path / 'idx'}")
+    assert name in err
+    assert "truncated" in err
+
+
+def test_a_file_of_another_kind_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    write_digits(tmp_path / "idx", 30)
+    (tmp_path / "idx" / "train-images-idx3-ubyte").write_bytes(b"\x89PNG" + bytes(100))
+    assert "train-images-idx3-ubyte is not the MNIST file" in describe(
+        capsys, f"mnist:path={tmp_path / 'idx'}"
+    )
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "other"])
+def test_a_damaged_gz_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: str):
+    write_digits(tmp_path / "idx", 30, gz=True)
+    path = tmp_path / "idx" / "train-labels-idx1-ubyte.gz"
+    raw = bytearray(path.read_bytes())
+    if damage == "cut":
+        raw = raw[: len(raw) // 2]
+    elif damage == "flipped":
+        raw[12] ^= 0xFF
+    else:
+        raw = bytearray(b"<html>not found</html>")
+    path.write_bytes(raw)
+    err = describe(capsys, f"mnist:path={tmp_path / 'idx'}")
+    assert "train-labels-idx1-ubyte.gz" in err
+    assert "fetch it again" in err
+
+
+def test_whatever_byte_of_a_gz_file_is_flipped_it_is_used_whole_or_refused(tmp_path: Path):
+    images, labels = write_digits(tmp_path / "idx", 30, gz=True)
+    path = tmp_path / "idx" / "train-labels-idx1-ubyte.gz"
+    whole = path.read_bytes()
+    for place in range(len(whole)):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 0x10]) + whole[place + 1 :])
+        try:
+            got = load_idx(tmp_path / "idx")
+        except InputError:
+            continue
+        assert (got[0] == images).all()
+        assert (got[1] == labels).all()
+
+
+def test_images_without_labels_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    _, labels = write_digits(tmp_path / "idx", 30)
+    (tmp_path / "idx" / "t10k-labels-idx1-ubyte").write_bytes(packed_labels(labels[:7]))
+    err = describe(capsys, f"mnist:path={tmp_path / 'idx'}")
+    assert "300" in err
+    assert "247" in err
+
+
+def test_a_label_above_nine_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    _, labels = write_digits(tmp_path / "idx", 30)
+    wrong = labels[240:].copy()
+    wrong[5] = 11
+    (tmp_path / "idx" / "t10k-labels-idx1-ubyte").write_bytes(packed_labels(wrong))
+    err = describe(capsys, f"mnist:path={tmp_path / 'idx'},partition=dirichlet,clients=3")
+    assert "Labels must be 0 to 9" in err
+    assert "11" in err
+
+
+@pytest.mark.parametrize("partition", ["disjoint", "released"])
+@pytest.mark.parametrize("each", [1, 2])
+def test_too_few_images_for_the_papers_partition_are_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], partition: str, each: int
+):
+    write_digits(tmp_path / "idx", each)
+    describe(capsys, f"mnist:path={tmp_path / 'idx'},partition={partition}")
+
+
+def test_more_dirichlet_clients_than_images_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    write_digits(tmp_path / "idx", 3)
+    err = describe(capsys, f"mnist:path={tmp_path / 'idx'},partition=dirichlet,clients=31")
+    assert "31 clients cannot share 30 images" in err
+
+
+def test_as_many_dirichlet_clients_as_images_get_one_each(tmp_path: Path):
+    write_digits(tmp_path / "idx", 3)
+    f = parse_data(f"mnist:path={tmp_path / 'idx'},partition=dirichlet,clients=30").load()
+    assert f.count.tolist() == [1] * 30
+
+
+# --- The cache of fetched files ----------------------------------------------------------------------
+
+
+def describe_offline(cache: Path) -> subprocess.CompletedProcess[str]:
+    """`pfedme data describe --data mnist --json` where nothing can be fetched."""
+    nobody = "http://127.0.0.1:9"
+    environment = {
+        "PFEDME_CACHE": str(cache), "PATH": str(cache), "HOME": str(cache), "JAX_PLATFORMS": "cpu",
+        **dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), nobody),
+    }  # fmt: skip
+    code = "import sys; from pfedme.cli import main; sys.exit(main(sys.argv[1:]))"
+    return subprocess.run(
+        [sys.executable, "-c", code, "data", "describe", "--data", "mnist", "--json"],
+        env=environment, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+
+
+def linked_cache(folder: Path) -> Path:
+    """A cache whose files are links to the fetched ones."""
+    (folder / "mnist").mkdir(parents=True)
+    for name in FILES:
+        (folder / "mnist" / name).symlink_to(cache_folder() / "mnist" / name)
+    return folder
+
+
+def test_without_network_and_cache_the_error_says_what_to_do(tmp_path: Path):
+    done = describe_offline(tmp_path / "cache")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+    assert re.search(r"could not be fetched .* --data mnist:path=FOLDER\.$", done.stderr.strip())
+    assert all(name in done.stderr for name in FILES)
+
+
+@pytest.mark.usefixtures("digits")
+def test_fetched_files_are_used_without_network(tmp_path: Path):
+    done = describe_offline(linked_cache(tmp_path / "cache"))
+    assert done.returncode == 0, done.stderr
+    assert '"rows": 70000' in done.stdout
+
+
+@pytest.mark.usefixtures("digits")
+def test_a_damaged_fetched_file_is_never_used(tmp_path: Path):
+    cache = linked_cache(tmp_path / "cache")
+    path = cache / "mnist" / "t10k-labels-idx1-ubyte"
+    raw = bytearray(path.read_bytes())
+    raw[1234] ^= 1
+    os.unlink(path)
+    path.write_bytes(raw)
+    done = describe_offline(cache)
+    assert done.returncode == 2
+    assert "could not be fetched" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,163 @@
+"""The documents: every command in them is one that the program understands."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import pfedme.compare
+import pfedme.execute
+from pfedme.cli import EXAMPLES, main
+from pfedme.data.mnist import Mnist
+from pfedme.data.synthetic import Synthetic
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCUMENTS = [path for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")) if path.is_file()]
+
+
+def commands(text: str) -> list[list[str]]:
+    """The words after `pfedme` of each command in the text's shell blocks."""
+    blocks = re.findall(r"^```(?:sh|bash|shell|console)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    return [words for block in blocks for line in joined(block) for words in pfedme_in(line)]
+
+
+def joined(block: str) -> list[str]:
+    """Lines, with those that end in a backslash joined to the next."""
+    return block.replace("\\\n", " ").splitlines()
+
+
+def pfedme_in(line: str) -> list[list[str]]:
+    """The words after `pfedme` of each pfedme command in a line of shell."""
+    reader = shlex.shlex(line.strip().removeprefix("$ "), posix=True, punctuation_chars="|&;<>")
+    reader.whitespace_split = True
+    found: list[list[str]] = []
+    words: list[str] = []
+    for word in [*reader, ";"]:
+        if set(word) <= set("|&;<>"):
+            if words and Path(words[0]).name == "pfedme":
+                found.append(words[1:])
+            words = []
+        else:
+            words.append(word)
+    return found
+
+
+def test_commands_are_found_in_shell_blocks_only():
+    text = """
+pfedme run not-this
+```sh
+# pfedme run nor-this
+.venv/bin/pfedme run pfedme --rounds 3 \\
+    --json > result.json   # a comment
+cd x && pfedme data describe | head
+```
+```console
+$ pfedme resume runs/a
+pfedme-like output
+```
+```python
+pfedme run nor-that
+```
+"""
+    assert commands(text) == [
+        ["run", "pfedme", "--rounds", "3", "--json"], ["data", "describe"], ["resume", "runs/a"],
+    ]  # fmt: skip
+
+
+class Understood(Exception):
+    """Raised in place of the work."""
+
+
+@pytest.fixture
+def understood(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Callable[[list[str]], bool]:
+    """Whether a command is parsed and checked without complaint; it is not carried out."""
+
+    def stop(*_: object, **__: object) -> None:
+        raise Understood
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(pfedme.execute, "execute", stop)
+    monkeypatch.setattr(pfedme.compare, "compare", stop)
+    monkeypatch.setattr(Synthetic, "load", stop)
+    monkeypatch.setattr(Mnist, "load", stop)
+
+    def understood(argv: list[str]) -> bool:
+        try:
+            status = main(argv)
+        except Understood:
+            return True
+        except SystemExit as end:
+            status = end.code
+        # The folder that a document resumes is the reader's, so it is missing here.
+        missing = argv[:1] == ["resume"] and "There is no folder" in capsys.readouterr().err
+        return status == 0 or missing
+
+    return understood
+
+
+def test_what_the_program_does_not_know_is_not_understood(understood: Callable[[list[str]], bool]):
+    assert understood(["run", "pfedme", "--rounds", "3"])
+    assert understood(["resume", "runs/a"])
+    assert not understood(["resume", "runs/a", "--rounds", "3"])
+    assert not understood(["run", "pfedme", "--lamb", "3"])
+    assert not understood(["reproduced"])
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=[str(path.relative_to(ROOT)) for path in DOCUMENTS])
+def test_every_command_in_a_document_is_understood(path: Path, understood: Callable[[list[str]], bool]):
+    for argv in commands(path.read_text()):
+        assert understood(argv), " ".join(argv)
+
+
+def test_every_command_in_the_makefile_is_understood(understood: Callable[[list[str]], bool]):
+    text = (ROOT / "Makefile").read_text().replace("$(BIN)/", "")
+    for line in joined(text):
+        for argv in pfedme_in(line.strip()) if line.startswith("\tpfedme") else []:
+            assert understood(argv), " ".join(argv)
+
+
+@pytest.mark.parametrize("command", EXAMPLES)
+def test_every_example_in_the_help_is_understood(command: str, understood: Callable[[list[str]], bool]):
+    lines = [re.split(r"\s{3,}", line.strip())[0] for line in EXAMPLES[command].splitlines()]
+    found = [argv for line in lines for argv in pfedme_in(line)]
+    assert found
+    for argv in found:
+        assert understood(argv), " ".join(argv)
+
+
+def tracked() -> list[Path]:
+    """The files of the repository."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=False)
+    if listed.returncode:
+        pytest.skip("this is no git checkout")
+    return [ROOT / name for name in listed.stdout.decode().split("\0") if name and (ROOT / name).is_file()]
+
+
+def test_no_file_mentions_a_path_of_the_machine_that_it_was_written_on():
+    private = re.compile("|".join(rf"(?<![\w.]){re.escape(f'/{top}/')}" for top in ("work", "root", "tmp/v")))
+    found = []
+    for path in tracked():
+        text = path.read_bytes().decode("utf-8", errors="ignore")
+        found += [
+            f"{path.relative_to(ROOT)}:{number}"
+            for number, line in enumerate(text.splitlines(), 1)
+            if private.search(line)
+        ]
+    assert found == []
+
+
+def test_links_within_the_repository_lead_somewhere():
+    broken = [
+        f"{path.relative_to(ROOT)}: {target}"
+        for path in DOCUMENTS
+        for target in re.findall(r"\]\(([^)#\s]+)", path.read_text())
+        if not re.match(r"[a-z]+:", target) and not (path.parent / target).exists()
+    ]
+    assert broken == []

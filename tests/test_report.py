@@ -1,0 +1,241 @@
+"""Reports: words that follow from the numbers, tables, figures, descriptions."""
+
+from __future__ import annotations
+
+import csv
+import io
+import struct
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pfedme.federation import Federation
+from pfedme.report.describe import describe
+from pfedme.report.figures import curves
+from pfedme.report.tables import comparison_csv, mean_std, rows, sentences
+
+
+def entry(round: int = 10, **accuracy: float | None) -> dict[str, Any]:
+    """An evaluation whose models have these accuracies."""
+    made: dict[str, Any] = {"round": round}
+    for kind, value in accuracy.items():
+        own = (
+            {"mean": value, "std": 0.1, "worst_decile": value / 2, "min": 0.0} if value is not None else None
+        )
+        loss = None if value is None else 1 - value
+        made[kind.rstrip("_")] = {"accuracy": value, "loss": loss, "train_loss": 0.5, "clients": own}
+    return made
+
+
+def full(shared: float, local: float, personal: float) -> dict[str, Any]:
+    """An evaluation of all three models."""
+    return entry(global_=shared, local=local, personal=personal)
+
+
+# --- Sentences ---------------------------------------------------------------------------------------
+
+
+def test_the_words_say_that_clients_are_better_off_alone_when_they_are():
+    said = sentences({"pfedme": [full(0.70, 0.80, 0.81)], "alone": [entry(personal=0.93)]})[0]
+    assert "alone reaches 93.0 %" in said
+    assert "pfedme's personal one, 81.0 %" in said
+    assert "clients are better off alone, by 12.0 points" in said
+    assert "joining pays" not in said
+
+
+def test_the_words_say_that_joining_pays_when_it_does():
+    said = sentences({"alone": [entry(personal=0.80)], "pfedme": [full(0.70, 0.80, 0.85)]})[0]
+    assert "joining pays, by 5.0 points" in said
+    assert "better off alone" not in said
+
+
+def test_the_words_say_that_joining_changes_nothing_when_it_does_not():
+    said = sentences({"alone": [entry(personal=0.8)], "fedavg": [entry(global_=0.7, local=0.8002)]})[0]
+    assert "joining changes nothing on average" in said
+
+
+def test_the_best_federated_model_is_meant_whosever_it_is():
+    results = {
+        "pfedme": [full(0.70, 0.80, 0.81)],
+        "fedavg": [entry(global_=0.75, local=0.90)],
+        "alone": [entry(personal=0.85)],
+    }
+    said = sentences(results)[0]
+    assert "fedavg's local one, 90.0 %" in said
+    assert "joining pays, by 5.0 points" in said
+
+
+def test_means_over_seeds_decide():
+    alone = [entry(personal=v) for v in (0.90, 0.70)]
+    joined = [entry(global_=v, local=v) for v in (0.85, 0.85)]
+    assert "joining pays, by 5.0 points" in sentences({"alone": alone, "fedavg": joined})[0]
+
+
+@pytest.mark.parametrize(
+    ("shared", "local", "words"),
+    [
+        (0.70, 0.75, ["10.0 points above its own global model", "5.0 points above FedAvg's local models"]),
+        (0.80, 0.85, ["level with its own global model", "5.0 points below FedAvg's local models"]),
+        (0.90, 0.80, ["10.0 points below its own global model", "level with FedAvg's local models"]),
+    ],
+)
+def test_pfedme_is_set_beside_its_like(shared: float, local: float, words: list[str]):
+    results = {"pfedme": [full(shared, 0.5, 0.80)], "fedavg": [entry(global_=0.6, local=local)]}
+    said = " ".join(sentences(results))
+    assert [word for word in words if word not in said] == []
+
+
+def test_nothing_is_said_of_alone_where_it_was_not_run():
+    said = " ".join(sentences({"pfedme": [full(0.7, 0.8, 0.8)], "fedavg": [entry(global_=0.7, local=0.8)]}))
+    assert "trains alone" not in said
+
+
+def test_one_seed_is_called_one_seed_and_several_are_not():
+    one = [entry(personal=0.8)]
+    assert "This is one seed" in sentences({"alone": one})[-1]
+    assert not any("This is one seed" in s for s in sentences({"alone": one * 2}))
+
+
+@pytest.mark.parametrize(
+    "results",
+    [
+        {},
+        {"pfedme": []},
+        {"pfedme": [], "alone": [entry(personal=0.8)]},
+        {"alone": [], "pfedme": [full(0.7, 0.8, 0.8)]},
+        {"alone": [entry(personal=None)], "pfedme": [full(0.7, 0.8, 0.8)]},
+        {"pfedme": [entry(global_=None, local=None, personal=None)], "alone": [entry(personal=None)]},
+    ],
+)
+def test_no_verdict_without_both_sides(results: dict[str, Any]):
+    assert not any("on this federation" in said for said in sentences(results))
+
+
+# --- Tables ------------------------------------------------------------------------------------------
+
+
+def test_mean_and_standard_deviation_are_the_samples_in_percent():
+    finals = [entry(personal=v) for v in (0.2, 0.4, 0.9)]
+    mean, std = mean_std(finals, "personal") or (None, None)
+    assert mean == pytest.approx(50)
+    assert std == pytest.approx(100 * np.std([0.2, 0.4, 0.9], ddof=1))
+    assert mean_std(finals, "global") is None
+    assert mean_std([], "personal") is None
+    assert mean_std(finals[:1], "personal") == (pytest.approx(20), 0.0)
+
+
+def test_a_row_has_three_models_and_the_worst_tenth_of_the_last():
+    table = rows(
+        {
+            "pfedme": [full(0.7, 0.8, 0.9)],
+            "fedavg": [entry(global_=0.6, local=0.7)],
+            "alone": [entry(personal=0.5), entry(personal=0.6)],
+            "per-fedavg": [],
+        }
+    )
+    assert table[0] == ["pfedme", "70.00", "80.00", "90.00", "45.00"]
+    assert table[1] == ["fedavg", "60.00", "70.00", "–", "35.00"]
+    assert table[2] == ["alone", "–", "–", "55.00 ± 7.07", "27.50 ± 3.54"]
+    assert table[3] == ["per-fedavg", *["diverged"] * 4]
+
+
+def test_the_csv_has_fractions():
+    text = comparison_csv({"alone": [entry(personal=v) for v in (0.5, 0.6)], "fedavg": [], "pfedme": []})
+    assert list(csv.DictReader(io.StringIO(text))) == [
+        {
+            "algorithm": "alone", "evaluated": "personal", "mean": "0.550000", "std": "0.070711",
+            "worst_decile": "0.275000", "seeds": "2",
+        }
+    ]  # fmt: skip
+
+
+# --- Figures -----------------------------------------------------------------------------------------
+
+
+def history(*kinds: str, shift: float = 0.0, length: int = 5) -> list[dict[str, Any]]:
+    """A history that rises."""
+    return [entry(10 * t, **dict.fromkeys(kinds, 0.2 + 0.1 * t + shift)) for t in range(length)]
+
+
+ALL = ("global_", "local", "personal")
+
+FIGURES: dict[str, dict[str, list[list[dict[str, Any]]]]] = {
+    "one run": {"pfedme": [history(*ALL)]},
+    "one run of one model": {"alone": [history("personal")]},
+    "one run with seeds": {"pfedme": [history(*ALL), history(*ALL, shift=0.1)]},
+    "several runs": {"pfedme": [history(*ALL)], "fedavg": [history("global_", "local")]},
+    "with alone": {"fedavg": [history("global_", "local")], "alone": [history("personal")]},
+    "alone first": {"alone": [history("personal")], "fedavg": [history("global_", "local")]},
+    "several runs with seeds": {
+        "pfedme": [history(*ALL), history(*ALL, shift=0.1)],
+        "alone": [history("personal"), history("personal", shift=0.05)],
+    },
+    "unequal numbers of seeds": {
+        "pfedme": [history(*ALL), history(*ALL, shift=0.1)],
+        "alone": [history("personal")],
+    },
+    "a diverged one": {"pfedme": [], "fedavg": [history("global_", "local")]},
+    "nothing": {"pfedme": [], "fedavg": []},
+    "a single evaluation": {"pfedme": [history(*ALL, length=1)]},
+    "eight": {f"fedavg-{k}": [history("global_", "local", shift=k / 50)] for k in range(8)},
+    "without accuracies": {"alone": [[entry(t, personal=None) for t in range(3)]]},
+}
+
+
+@pytest.mark.parametrize("runs", FIGURES.values(), ids=FIGURES)
+def test_a_figure_is_a_png_of_sensible_size(runs: dict[str, list[list[dict[str, Any]]]]):
+    image = curves(runs)
+    assert image[:8] == b"\x89PNG\r\n\x1a\n"
+    width, height = struct.unpack(">II", image[16:24])
+    assert 800 <= width <= 4000
+    assert 400 <= height <= 3000
+    assert 5_000 < len(image) < 1_000_000
+
+
+def test_the_same_histories_make_the_same_bytes():
+    runs = FIGURES["several runs"]
+    assert curves(runs) == curves(runs)
+
+
+def test_the_numbers_are_in_the_figure():
+    assert curves({"alone": [history("personal")]}) != curves({"alone": [history("personal", shift=0.1)]})
+
+
+# --- Descriptions ------------------------------------------------------------------------------------
+
+
+def federation(counts: list[int], labels: list[int], classes: int = 3, train: float = 0.5) -> Federation:
+    """Clients with these labels."""
+    x = np.zeros((len(labels), 4), np.float32)
+    return Federation.split(counts, x, np.array(labels), classes=classes, train=train)
+
+
+def test_a_description_counts():
+    told = describe(federation([4, 2], [0, 1, 0, 1, 2, 2]))
+    assert (told["clients"], told["rows"], told["train_rows"], told["test_rows"]) == (2, 6, 3, 3)
+    assert told["rows_per_client"] == {"min": 2, "median": 3.0, "max": 4}
+    assert told["train_rows_per_client"] == {"min": 1, "max": 2}
+    assert told["labels_per_client"] == {"min": 1, "max": 2}
+    assert told["rows_per_label"] == [2, 2, 2]
+    assert (told["features"], told["classes"]) == (4, 3)
+
+
+def test_an_ordinary_federation_needs_no_warning():
+    assert describe(federation([4, 4], [0, 1, 0, 1, 2, 1, 2, 1]))["warnings"] == []
+
+
+@pytest.mark.parametrize(
+    ("counts", "labels", "warnings"),
+    [
+        ([4, 4], [0, 1, 0, 1, 2, 2, 2, 2], ["1 client has rows of one class only"]),
+        ([2, 2], [1, 1, 2, 2], ["2 clients have rows of one class only"]),
+        ([4, 4], [0, 1, 0, 1, 2, 1, 2, 0], ["1 client has a label in the test rows"]),
+        ([1, 4], [0, 1, 2, 1, 2], ["1 client has no test rows", "1 client has rows of one class only"]),
+    ],
+)
+def test_what_makes_a_client_hard_is_said(counts: list[int], labels: list[int], warnings: list[str]):
+    said = describe(federation(counts, labels))["warnings"]
+    assert len(said) == len(warnings)
+    for warning, start in zip(said, warnings, strict=True):
+        assert warning.startswith(start)
