@@ -17,7 +17,7 @@ T = TypeVar("T")
 AXIS = "work"
 
 # XLA runs these small batched products on one core of a device, so each core is made a device. This must
-# come before JAX starts; where it has started, or the user has chosen (JAX_NUM_CPU_DEVICES), it is left as it is.
+# come before JAX starts; where it has started, or JAX_NUM_CPU_DEVICES is set, it is left as it is.
 if getattr(jax.config, "jax_num_cpu_devices", 0) < 0:
     with contextlib.suppress(RuntimeError):
         jax.config.update("jax_num_cpu_devices", len(os.sched_getaffinity(0)))

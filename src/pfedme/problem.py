@@ -71,7 +71,9 @@ class Problem:
         at = jnp.arange(self.longest)
         own = at < self.count
         rows = self.start + jnp.where(own, at, 0)
-        return Loss(self.model, self.x[rows], self.y[rows], jnp.where(own, 1, 0).astype(self.x.dtype) / self.count)
+        return Loss(
+            self.model, self.x[rows], self.y[rows], jnp.where(own, 1, 0).astype(self.x.dtype) / self.count
+        )
 
     def sample(self, key: jax.Array, B: int) -> Loss:
         """The loss on a fresh mini-batch of B rows."""

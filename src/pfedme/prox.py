@@ -3,8 +3,8 @@
 The objective h(θ) = f(θ) + λ/2 ‖θ − w‖² is (λ + μ)-strongly convex for a μ-strongly convex f, and
 (λ − L)-strongly convex for a nonconvex L-smooth f if λ > L. Gradient steps contract for α < 2/(L + λ).
 
-All steps use one mini-batch X. Where the first layer A is linear in the input, its gradient is G X and A never
-leaves the span of A_w, A_0 and the rows of X: `Span` takes the same steps there, in a handful of coordinates.
+All steps use one mini-batch X. Where the first layer A is linear in the input, its gradient is G X and A
+never leaves the span of A_w, A_0 and the rows of X: `Span` takes the same steps there, in few coordinates.
 """
 
 from __future__ import annotations

@@ -62,8 +62,9 @@ class Evaluation:
 
     @property
     def finite(self) -> bool:
-        """Whether every loss is a finite number."""
-        return all(np.isfinite(s.loss).all() for s in (*self.test.values(), *self.train.values()))
+        """Whether every loss, and every number about the computation, is finite."""
+        losses = [s.loss for s in (*self.test.values(), *self.train.values())]
+        return all(np.isfinite(numbers).all() for numbers in (*losses, *self.info.values()))
 
 
 @partial(
