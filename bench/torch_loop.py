@@ -6,6 +6,8 @@ torch's fused foreach operations, and no optimizer object or data loader stands 
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from torch.nn.functional import cross_entropy
 
@@ -13,7 +15,7 @@ from torch.nn.functional import cross_entropy
 def network(features: int, hidden: tuple[int, ...], classes: int) -> torch.nn.Sequential:
     """Linear layers with ReLU between them."""
     sizes, layers = (features, *hidden, classes), []
-    for fan_in, fan_out in zip(sizes, sizes[1:], strict=False):
+    for fan_in, fan_out in itertools.pairwise(sizes):
         layers += [torch.nn.Linear(fan_in, fan_out), torch.nn.ReLU()]
     return torch.nn.Sequential(*layers[:-1])
 

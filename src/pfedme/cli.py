@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+import os
 import signal
 import sys
 import time
@@ -12,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from pfedme import __version__
-from pfedme.errors import InputError, RunError, unknown
+from pfedme.errors import InputError, Interrupted, RunError, unknown
 
 if TYPE_CHECKING:
     from pfedme.run import Run
@@ -61,23 +63,35 @@ def main(argv: Sequence[str] | None = None) -> int:
     debug = "--debug" in argv
     try:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-        return _dispatch([word for word in argv if word != "--debug"])
+        status = _dispatch([word for word in argv if word != "--debug"])
+        sys.stdout.flush()
+        return status
     except (InputError, RunError) as error:
         if debug:
             raise
         print(f"pfedme: {error}", file=sys.stderr)
         return 2 if isinstance(error, InputError) else 1
+    except Interrupted as error:
+        how = f"; 'pfedme resume {error.folder}' goes on where it stopped" if error.folder else ""
+        print(f"pfedme: interrupted{how}.", file=sys.stderr)
+        return 130
     except KeyboardInterrupt:
-        print("pfedme: interrupted; 'pfedme resume DIR' goes on where it stopped.", file=sys.stderr)
+        print("pfedme: interrupted before the first round; nothing is lost.", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        sys.stderr.close()
+        # Whoever read the output has gone; Python must not try to flush it again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except (OSError, MemoryError) as error:
-        if debug:
+    except Exception as error:
+        if debug or not _is_resource_error(error):
             raise
-        print(f"pfedme: {error or 'out of memory'}", file=sys.stderr)
+        print(f"pfedme: {str(error).splitlines()[0] if str(error) else 'out of memory'}", file=sys.stderr)
         return 1
+
+
+def _is_resource_error(error: Exception) -> bool:
+    """Whether the machine, rather than this program, is to blame: disk, memory, XLA's allocator."""
+    return isinstance(error, OSError | MemoryError) or type(error).__name__ == "JaxRuntimeError"
 
 
 def _dispatch(argv: list[str]) -> int:
@@ -187,7 +201,7 @@ def _runs(args: argparse.Namespace, algorithms: Sequence[str]) -> list[Run]:
             )
     runs = []
     for text, algorithm in zip(algorithms, chosen, strict=True):
-        own = {pair.partition("=")[0] for pair in text.partition(":")[2].split(",")}
+        own = {pair.partition("=")[0].strip() for pair in text.partition(":")[2].split(",")}
         fields = field_types(type(algorithm))
         extra = {n: v for n, v in given.items() if n in fields and n not in own}
         what = f"algorithm '{algorithm.name}'"
@@ -201,7 +215,9 @@ def _runs(args: argparse.Namespace, algorithms: Sequence[str]) -> list[Run]:
 
 
 def _new_folder(name: str) -> Path:
-    return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    name = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    folders = (Path("runs") / (name if k == 1 else f"{name}-{k}") for k in itertools.count(1))
+    return next(folder for folder in folders if not folder.exists())
 
 
 def _run(argv: list[str]) -> int:
@@ -296,12 +312,12 @@ def _resume(argv: list[str]) -> int:
     if not args.folder.is_dir():
         raise InputError(f"There is no folder {args.folder}.")
 
-    from pfedme.compare import PLAN, resume_comparison
+    from pfedme.compare import PLAN, read_plan, resume_comparison
     from pfedme.execute import Folder, resume
     from pfedme.terminal import Bar
 
     if (args.folder / PLAN).exists():
-        jobs = json.loads((args.folder / PLAN).read_text())
+        jobs = read_plan(args.folder)
         with Bar(total=sum(job["config"]["rounds"] for job in jobs)) as bar:
             comparison = resume_comparison(args.folder, watch=bar)
         return _show_comparison(comparison, args.folder, as_json=args.json)

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from pfedme.errors import InputError, RunError
+from pfedme.errors import InputError, Interrupted, RunError
 from pfedme.execute import Folder, Progress, execute, resume
-from pfedme.files import atomic_write, writing
+from pfedme.files import atomic_write, refuse_file, writing
 from pfedme.report.figures import curves
 from pfedme.report.tables import comparison_csv
 from pfedme.run import Run
@@ -48,8 +48,7 @@ def compare(
 ) -> Comparison:
     """Carries out each run with `seeds` seeds, in folders of their own below `out`."""
     plan = out / PLAN
-    if out.exists() and not out.is_dir():
-        raise InputError(f"{out} is a file; give a folder to --out.")
+    refuse_file(out)
     if out.exists() and any(out.iterdir()) and not force:
         raise InputError(
             f"{out} holds a comparison; 'pfedme resume {out}' finishes it if it is unfinished; "
@@ -62,6 +61,8 @@ def compare(
         for label, run in zip(_labels(runs), runs, strict=True)
         for k in range(seeds)
     ]
+    for _, run, _ in jobs:
+        run.prepare()  # whatever is wrong with a run shows here, before anything is touched
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
         document = [
@@ -75,12 +76,8 @@ def compare(
 
 def resume_comparison(out: Path, *, watch: Watch = lambda *_: None) -> Comparison:
     """Goes on with a comparison: finished runs are read, the unfinished one is resumed, the rest is run."""
-    try:
-        document = json.loads((out / PLAN).read_text())
-    except (OSError, ValueError) as error:
-        raise InputError(f"{out / PLAN} cannot be read ({error}); start the comparison again.") from None
     records: dict[str, list[dict[str, Any]]] = {}
-    for place, job in enumerate(document):
+    for place, job in enumerate(read_plan(out)):
         folder, label = Folder(out / job["folder"]), job["label"]
 
         def tell(progress: Progress, label: str = label, place: int = place) -> None:
@@ -91,6 +88,8 @@ def resume_comparison(out: Path, *, watch: Watch = lambda *_: None) -> Compariso
                 execute(Run.from_json(job["config"]), folder.path, force=True, watch=tell)
             elif folder.status() == "running":
                 resume(folder.path, watch=tell)
+        except Interrupted:
+            raise Interrupted(out) from None
         except RunError:
             # One that diverged does not spoil the others; anything else ends the comparison.
             if not folder.record.exists() or folder.status() != "diverged":
@@ -101,6 +100,21 @@ def resume_comparison(out: Path, *, watch: Watch = lambda *_: None) -> Compariso
         atomic_write(out / "compare.csv", comparison_csv(comparison.finals))
         atomic_write(out / "compare.png", curves(comparison.histories))
     return comparison
+
+
+def read_plan(out: Path) -> list[dict[str, Any]]:
+    """The runs of a comparison: `label`, `folder` and `config` of each."""
+    try:
+        jobs = json.loads((out / PLAN).read_text())
+        for job in jobs:
+            Run.from_json(job["config"])
+            if not (isinstance(job["label"], str) and isinstance(job["folder"], str)):
+                raise TypeError("label and folder must be texts")
+        if not jobs:
+            raise ValueError("it is empty")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{out / PLAN} cannot be read ({error}); start the comparison again.") from None
+    return jobs
 
 
 def _labels(runs: Sequence[Run]) -> list[str]:

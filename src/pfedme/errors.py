@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class InputError(ValueError):
@@ -12,6 +13,14 @@ class InputError(ValueError):
 
 class RunError(RuntimeError):
     """The run failed, or diverged. Exit status 1."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """The user stopped a run whose state is saved in `folder`, if it has one."""
+
+    def __init__(self, folder: Path | None) -> None:
+        super().__init__(str(folder))
+        self.folder = folder
 
 
 def unknown(what: str, given: str, known: Iterable[str]) -> InputError:

@@ -25,9 +25,9 @@ import safetensors.numpy
 from pfedme import __version__
 from pfedme.algorithms import Algorithm
 from pfedme.algorithms.base import Models
-from pfedme.errors import InputError, RunError
+from pfedme.errors import InputError, Interrupted, RunError
 from pfedme.federation import Federation
-from pfedme.files import atomic_write, writing
+from pfedme.files import atomic_write, refuse_file, writing
 from pfedme.models import Network
 from pfedme.run import Run
 from pfedme.simulate import MOST_ROUNDS, Evaluation, Simulation, State
@@ -75,20 +75,23 @@ class Folder:
         self.clients = path / "clients.csv"
         self.curves = path / "curves.png"
 
-    def claim(self, *, force: bool) -> None:
-        """Makes the folder, or refuses if it holds something that would be lost."""
-        if self.path.exists() and not self.path.is_dir():
-            raise InputError(f"{self.path} is a file; give a folder to --out.")
+    def refuse(self, *, force: bool) -> None:
+        """Raises an error if the folder cannot be one, or holds something that would be lost."""
+        refuse_file(self.path)
         if self.record.exists() and not force:
-            finished = self.status() == "finished"
+            if (status := self.status()) == "running":
+                raise InputError(
+                    f"{self.path} holds an unfinished run; 'pfedme resume {self.path}' continues it, "
+                    "--force starts over."
+                )
             raise InputError(
-                f"{self.path} holds a finished run; choose another --out, or --force to overwrite it."
-                if finished
-                else f"{self.path} holds an unfinished run; 'pfedme resume {self.path}' continues it, "
-                "--force starts over."
+                f"{self.path} holds a {status} run; choose another --out, or --force to overwrite it."
             )
         if not self.record.exists() and self.path.exists() and any(self.path.iterdir()) and not force:
             raise InputError(f"{self.path} is not empty and holds no run; choose another --out, or --force.")
+
+    def claim(self) -> None:
+        """Makes the folder, without what an earlier run left in it."""
         with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             for old in (self.record, self.checkpoint, self.model, self.clients, self.curves):
@@ -97,11 +100,14 @@ class Folder:
     def read(self) -> dict[str, Any]:
         """The record."""
         try:
-            return json.loads(self.record.read_text())
+            record = json.loads(self.record.read_text())
         except FileNotFoundError:
             raise InputError(f"There is no run in {self.path}: it has no record.json.") from None
         except (OSError, ValueError) as error:
             raise InputError(f"{self.record} cannot be read ({error}); start the run again.") from None
+        if not (isinstance(record, dict) and isinstance(record.get("config"), dict)):
+            raise InputError(f"{self.record} is not the record of a run; start the run again.")
+        return record
 
     def status(self) -> str:
         """`running`, `finished` or `diverged`."""
@@ -118,8 +124,10 @@ def execute(
     """Carries out a run from its beginning; with `out`, in a folder that keeps it."""
     folder = Folder(out) if out else None
     if folder:
-        folder.claim(force=force)
+        folder.refuse(force=force)
     run, simulation = run.prepare()
+    if folder:
+        folder.claim()
     return _Execution(run, simulation, folder, watch).finish(simulation.start())
 
 
@@ -175,7 +183,7 @@ class _Execution:
                 self.watch(Progress(state.t, self.run.rounds, None))
         except KeyboardInterrupt:
             self.save(state, now=True)
-            raise
+            raise Interrupted(self.folder.path if self.folder else None) from None
 
     def advance(self, state: State) -> State:
         """A few rounds, as many as take about CALL_S, up to the next evaluation."""

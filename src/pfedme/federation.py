@@ -11,6 +11,14 @@ import numpy as np
 from pfedme.errors import InputError
 
 
+def aligned(shape: tuple[int, ...], dtype: type[np.generic]) -> np.ndarray:
+    """An empty array at an address that XLA can use without making a copy."""
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    raw = np.empty(size + 64, np.uint8)
+    skip = -raw.ctypes.data % 64
+    return raw[skip : skip + size].view(dtype).reshape(shape)
+
+
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Federation:
     """Rows of clients, one client after the other; within a client, training rows before test rows.
@@ -53,6 +61,11 @@ class Federation:
         trains on it and has nothing to test.
         """
         counts = np.asarray(counts, np.int64)
+        if not counts.sum() == len(x) == len(y):
+            raise InputError(
+                f"The clients have {counts.sum()} rows together, but there are {len(x)} rows of features and "
+                f"{len(y)} labels."
+            )
         if shuffle is not None:
             owner = np.repeat(np.arange(len(counts)), counts)
             order = np.lexsort((shuffle.random(len(y)), owner))

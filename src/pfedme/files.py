@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pooch
 
-from pfedme.errors import RunError
+from pfedme.errors import InputError, RunError
 
 
 def atomic_write(path: Path, content: bytes | str) -> None:
@@ -29,6 +29,13 @@ def atomic_write(path: Path, content: bytes | str) -> None:
         with contextlib.suppress(OSError):
             os.unlink(scratch)
         raise
+
+
+def refuse_file(path: Path) -> None:
+    """Raises an error if a folder at `path` is impossible because a file is there, or above it."""
+    for place in (path, *path.parents):
+        if place.exists() and not place.is_dir():
+            raise InputError(f"{place} is a file; give a folder to --out.")
 
 
 def cache_folder() -> Path:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -11,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from pfedme.models import Model, cross_entropy
+from pfedme.devices import over_devices, padded
+from pfedme.models import Model, cross_entropy, is_first_largest
 from pfedme.tree import Params
 
 
@@ -66,36 +66,50 @@ def score(model: Model, theta: Params, x: jax.Array, y: jax.Array, blocks: Block
     count = np.bincount(blocks.client, blocks.valid, clients).astype(np.int64)
     if not len(blocks.client):
         return Scores(np.zeros(clients), np.zeros(clients), count)
-    correct, loss = map(np.asarray, _block_sums(model, theta, x, y, blocks))
+    client, start, valid = (padded(a) for a in blocks[:3])
+    valid[len(blocks.client) :] = 0
+    correct, loss = map(np.asarray, _block_sums(model, theta, x, y, client, start, valid, blocks.offset))
     return Scores(
-        correct=np.bincount(blocks.client, correct, clients),
-        loss=np.bincount(blocks.client, loss.astype(np.float64), clients),
+        correct=np.bincount(client, correct, clients),
+        loss=np.bincount(client, loss.astype(np.float64), clients),
         count=count,
     )
 
 
-@partial(jax.jit, static_argnames="batch")
+@jax.jit
 def _block_sums(
-    model: Model, theta: Params, x: jax.Array, y: jax.Array, blocks: Blocks, batch: int | None = None
+    model: Model,
+    theta: Params,
+    x: jax.Array,
+    y: jax.Array,
+    client: jax.Array,
+    start: jax.Array,
+    valid: jax.Array,
+    offset: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
     """Correct predictions and summed losses of each block."""
-    shared = jax.tree.leaves(model_shape(model))[0].ndim == jax.tree.leaves(theta)[0].ndim
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    shared_model = jax.tree.leaves(shapes)[0].ndim == jax.tree.leaves(theta)[0].ndim
+    length = min(len(offset), len(x))
 
-    def one(block: Any) -> tuple[jax.Array, jax.Array]:
-        client, start, valid = block
-        row = jnp.minimum(start + blocks.offset, len(x) - 1)
-        own = blocks.offset < valid
-        logits = model.apply(theta if shared else theta[client], x[row])
-        hit = jnp.argmax(logits, axis=-1) == y[row]
-        loss = jnp.where(own, cross_entropy(logits, y[row]), 0)
-        return jnp.sum(hit & own), jnp.sum(loss)
+    def sums(shared: tuple[Model, Params, jax.Array, jax.Array], blocks: Any) -> tuple[jax.Array, jax.Array]:
+        model, theta, x, y = shared
 
-    return lax.map(one, (blocks.client, blocks.start, blocks.valid))
+        def one(block: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            client, start, valid = block
+            # The last block may reach past the store: then it begins earlier, and the mask stays.
+            first = jnp.minimum(start, len(x) - length)
+            row = first + offset[:length]
+            own = (row >= start) & (row < start + valid)
+            labels = lax.dynamic_slice_in_dim(y, first, length)
+            rows = lax.dynamic_slice_in_dim(x, first, length)
+            logits = model.scores(theta if shared_model else theta[client], rows)
+            hit = is_first_largest(logits, labels)
+            return jnp.sum(hit & own), jnp.sum(jnp.where(own, cross_entropy(logits, labels), 0))
 
+        return lax.map(one, blocks)
 
-def model_shape(model: Model) -> Any:
-    """The shapes of a model's parameters."""
-    return jax.eval_shape(model.init, jax.random.key(0))
+    return over_devices(sums, (model, theta, x, y), (client, start, valid))
 
 
 def summary(test: Scores, train: Scores) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -43,15 +43,35 @@ class Model:
         assert self.apply_fn is not None
         return self.apply_fn(theta.tree, x)
 
+    def scores(self, theta: Params, x: jax.Array) -> jax.Array:
+        """The logits with a column for each row of x, the form in which this package computes with them."""
+        return self.apply(theta, x).T
+
     def regulariser(self, theta: Params) -> jax.Array:
         """l2/2 ‖θ‖²."""
         return self.l2 / 2 * (theta @ theta)
 
 
 def cross_entropy(logits: jax.Array, y: jax.Array) -> jax.Array:
-    """−log softmax(logits)[y], row by row."""
-    picked = jnp.take_along_axis(logits, y[:, None].astype(jnp.int32), axis=-1)[:, 0]
-    return jax.nn.logsumexp(logits, axis=-1) - picked
+    """−log softmax(logits)[y], column by column."""
+    top = lax.stop_gradient(jnp.max(logits, axis=0))
+    return top + jnp.log(jnp.sum(jnp.exp(logits - top), axis=0)) - of_label(logits, y)
+
+
+def of_label(logits: jax.Array, y: jax.Array) -> jax.Array:
+    """The logit of the label in each column."""
+    # A masked sum, because gathers, and the scatters of their gradients, are slow on CPUs.
+    return jnp.sum(jnp.where(jnp.arange(len(logits))[:, None] == y, logits, 0), axis=0)
+
+
+def is_first_largest(logits: jax.Array, y: jax.Array) -> jax.Array:
+    """Whether argmax would choose the label, column by column: the first of the largest logits.
+
+    >>> is_first_largest(jnp.zeros((3, 3)), jnp.arange(3))
+    Array([ True, False, False], dtype=bool)
+    """
+    own, before = of_label(logits, y), jnp.arange(len(logits))[:, None] < y
+    return ~jnp.any(jnp.where(before, logits >= own, logits > own), axis=0) & ~jnp.isnan(own)
 
 
 @record
@@ -70,23 +90,30 @@ class Network(Model):
     hidden: tuple[int, ...] = ()
 
     def init(self, key: jax.Array) -> Params:
-        """Layers (W, b), uniform in ±1/√fan_in."""
+        """Layers (W, b) with W of shape fan_out × fan_in, uniform in ±1/√fan_in."""
         sizes = (self.features, *self.hidden, self.classes)
         layers = []
         for fan_in, fan_out, k in zip(sizes, sizes[1:], jax.random.split(key, len(sizes) - 1), strict=False):
             k_w, k_b = jax.random.split(k)
             bound = fan_in**-0.5
-            W = jax.random.uniform(k_w, (fan_in, fan_out), jnp.float32, -bound, bound)
+            W = jax.random.uniform(k_w, (fan_out, fan_in), jnp.float32, -bound, bound)
             b = jax.random.uniform(k_b, (fan_out,), jnp.float32, -bound, bound)
             layers.append((W, b))
         return Params(layers)
 
     def apply(self, theta: Params, x: jax.Array) -> jax.Array:
         """The logits of rows x."""
+        return self.scores(theta, x).T
+
+    def scores(self, theta: Params, x: jax.Array) -> jax.Array:
+        """The logits with a column for each row of x."""
         (W, b), *rest = theta.tree
-        z = x @ W + b
+        return self.head(rest, W @ x.T + b[:, None])
+
+    def head(self, rest: Sequence[tuple[jax.Array, jax.Array]], z: jax.Array) -> jax.Array:
+        """The logits from the first layer's outputs z and the layers after it, a column a row of x."""
         for W, b in rest:
-            z = jax.nn.relu(z) @ W + b
+            z = W @ jax.nn.relu(z) + b[:, None]
         return z
 
 

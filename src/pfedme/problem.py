@@ -25,9 +25,12 @@ class Loss:
 
     def __call__(self, theta: Params) -> jax.Array:
         """The loss at θ."""
-        losses = cross_entropy(self.model.apply(theta, self.x), self.y)
-        mean = jnp.mean(losses) if self.weight is None else jnp.sum(self.weight * losses)
-        return mean + self.model.regulariser(theta)
+        return self.mean_loss(self.model.scores(theta, self.x)) + self.model.regulariser(theta)
+
+    def mean_loss(self, logits: jax.Array) -> jax.Array:
+        """The mean loss of the batch's logits, without the l2 term."""
+        losses = cross_entropy(logits, self.y)
+        return jnp.mean(losses) if self.weight is None else jnp.sum(self.weight * losses)
 
     def grad(self, theta: Params) -> Params:
         """∇f̃_i(θ; D)."""
@@ -53,13 +56,38 @@ class Problem:
     longest: int
     """The most training rows of any client in the store: the size of a full batch before masking."""
 
+    def draw(self, key: jax.Array, *shape: int) -> jax.Array:
+        """Training rows drawn with replacement; the last number of `shape` is the size |D| of a mini-batch.
+
+        A size of 0 stands for all rows of the client.
+        """
+        bits = jax.random.bits(key, shape, jnp.uint32)
+        return self.start + _scaled(bits, self.count)
+
+    def loss(self, rows: jax.Array) -> Loss:
+        """f̃_i(θ; D) on the mini-batch D of these rows."""
+        if rows.size:
+            return Loss(self.model, self.x[rows], self.y[rows])
+        at = jnp.arange(self.longest)
+        own = at < self.count
+        rows = self.start + jnp.where(own, at, 0)
+        return Loss(
+            self.model, self.x[rows], self.y[rows], jnp.where(own, 1, 0).astype(self.x.dtype) / self.count
+        )
+
     def sample(self, key: jax.Array, B: int) -> Loss:
-        """The loss on B training rows drawn with replacement, or on all of them if B is 0."""
-        if B == 0:
-            at = jnp.arange(self.longest)
-            own = at < self.count
-            weight = jnp.where(own, 1, 0).astype(jnp.float32) / self.count
-            row = self.start + jnp.where(own, at, 0)
-            return Loss(self.model, self.x[row], self.y[row], weight.astype(self.x.dtype))
-        row = self.start + jax.random.randint(key, (B,), 0, self.count, jnp.int32)
-        return Loss(self.model, self.x[row], self.y[row])
+        """The loss on a fresh mini-batch of B rows."""
+        return self.loss(self.draw(key, B))
+
+
+def _scaled(bits: jax.Array, count: jax.Array) -> jax.Array:
+    """⌊bits · count / 2³²⌋: random bits as numbers 0 ... count − 1, without 64-bit arithmetic.
+
+    >>> _scaled(jnp.array([0, 2**31, 2**32 - 1], jnp.uint32), jnp.int32(1000))
+    Array([  0, 500, 999], dtype=int32)
+    """
+    n = count.astype(jnp.uint32)
+    high, low, n_high, n_low = bits >> 16, bits & 0xFFFF, n >> 16, n & 0xFFFF
+    middle = high * n_low + ((low * n_low) >> 16)
+    carry = (low * n_high + (middle & 0xFFFF)) >> 16
+    return (high * n_high + (middle >> 16) + carry).astype(jnp.int32)

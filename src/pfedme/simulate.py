@@ -18,6 +18,7 @@ from jax import lax
 
 from pfedme.algorithms import Algorithm
 from pfedme.algorithms.base import Models
+from pfedme.devices import everywhere, over_devices, padded
 from pfedme.errors import InputError
 from pfedme.federation import Federation
 from pfedme.metrics import Blocks, Scores, score, summary
@@ -61,8 +62,9 @@ class Evaluation:
 
     @property
     def finite(self) -> bool:
-        """Whether every loss is a finite number."""
-        return all(np.isfinite(s.loss).all() for s in (*self.test.values(), *self.train.values()))
+        """Whether every loss, and every number about the computation, is finite."""
+        losses = [s.loss for s in (*self.test.values(), *self.train.values())]
+        return all(np.isfinite(numbers).all() for numbers in (*losses, *self.info.values()))
 
 
 @partial(
@@ -84,11 +86,9 @@ class Store:
     @classmethod
     def of(cls, federation: Federation) -> Store:
         """The rows of a federation."""
-        return cls(
-            jnp.asarray(federation.x), jnp.asarray(federation.y), jnp.asarray(federation.start, jnp.int32),
-            jnp.asarray(federation.n_train, jnp.int32), jnp.asarray(federation.ids),
-            int(federation.n_train.max()),
-        )  # fmt: skip
+        f = federation
+        columns = (f.x, f.y, f.start.astype(np.int32), f.n_train.astype(np.int32), f.ids)
+        return cls(*(everywhere(column) for column in columns), longest=int(f.n_train.max()))
 
     def problem(self, model: Model, i: jax.Array) -> Problem:
         """The learning problem of client i."""
@@ -134,20 +134,22 @@ class Simulation:
         If not, the state is the one before the round that went wrong.
         """
         rounds = min(rounds, MOST_ROUNDS)
-        cohorts = np.zeros((MOST_ROUNDS, self.cohort), np.int32)
-        for k in range(rounds):
-            cohorts[k] = self.cohort_of(state.t + k)
+        drawn = [padded(self.cohort_of(state.t + k)) for k in range(rounds)]
+        cohorts = np.resize(np.array(drawn, np.int32), (MOST_ROUNDS, len(drawn[0])))
+        present = np.arange(cohorts.shape[1]) < self.cohort
         done, finite, w, clients = _advance(
-            self.algorithm, self.model, self.store, self.key, state.w, state.clients, state.t, cohorts, rounds
-        )
+            self.algorithm, self.model, self.store, self.key, state.w, state.clients, state.t, cohorts,
+            present, rounds,
+        )  # fmt: skip
         return State(state.t + int(done), w, clients), bool(finite)
 
     def answer(self, state: State, who: np.ndarray | None = None) -> tuple[Models, dict[str, np.ndarray]]:
         """The local and personal models of clients `who` (default: all) in answer to w, stacked."""
         who = np.arange(self.federation.clients) if who is None else np.asarray(who)
         models, info = _answer(
-            self.algorithm, self.model, self.store, self.key, state.w, state.clients, state.t, who
+            self.algorithm, self.model, self.store, self.key, state.w, state.clients, state.t, padded(who)
         )
+        models, info = jax.tree.map(lambda a: a[: len(who)], (models, info))
         return models, {k: np.asarray(v) for k, v in info.items()}
 
     def evaluate(self, state: State) -> tuple[Evaluation, Models]:
@@ -180,6 +182,7 @@ def _advance(
     clients: Any,
     t: int,
     cohorts: jax.Array,
+    present: jax.Array,
     rounds: int,
 ) -> tuple[jax.Array, jax.Array, Params, Any]:
     """Rounds t, t + 1, ... until `rounds` are done or a number is no longer finite."""
@@ -192,8 +195,9 @@ def _advance(
         done, _, w, clients = carry
         who = cohorts[done]
         update = _each(algorithm.client_update, model, store, key, w, clients, t + done, who)
+        count = jnp.where(present, store.n_train[who], 0)
         after = (
-            algorithm.server_update(w, update.upload, store.n_train[who]) if algorithm.has_global else w,
+            algorithm.server_update(w, update.upload, count) if algorithm.has_global else w,
             jax.tree.map(lambda every, new: every.at[who].set(new), clients, update.state),
         )
         finite = Params(after).all_finite()
@@ -219,13 +223,18 @@ def _answer(
 
 def _each(method: Any, model: Model, store: Store, key: jax.Array, w: Params, clients: Any, t: Any, who: Any):
     """method(key_i, problem_i, w, state_i) of every client i in `who`, at once."""
-    round_key = jax.random.fold_in(key, t)
 
-    def client(i: jax.Array) -> Any:
-        own = jax.tree.map(lambda every: every[i], clients)
-        return method(jax.random.fold_in(round_key, store.ids[i]), store.problem(model, i), w, own)
+    def clients_of(shared: Any, who: jax.Array) -> Any:
+        method, model, store, key, w, clients = shared
 
-    return jax.vmap(client)(who)
+        def client(i: jax.Array) -> Any:
+            own = jax.tree.map(lambda every: every[i], clients)
+            return method(jax.random.fold_in(key, store.ids[i]), store.problem(model, i), w, own)
+
+        return jax.vmap(client)(who)
+
+    shared = (jax.tree_util.Partial(method), model, store, jax.random.fold_in(key, t), w, clients)
+    return over_devices(clients_of, shared, who)
 
 
 @partial(jax.jit, static_argnames="rows")

@@ -36,20 +36,20 @@ class Bound:
     def violated_by(self, value: float) -> str | None:
         """What is wrong with `value`, or None."""
         if self.above is not None and not value > self.above:
-            return "must be positive" if self.above == 0 else f"must be above {self.above:g}"
+            return "must be positive" if self.above == 0 else f"must be above {self.above}"
         if self.least is not None and not value >= self.least:
-            return f"must be at least {self.least:g}"
+            return f"must be at least {self.least}"
         if self.below is not None and not value < self.below:
-            return f"must be below {self.below:g}"
+            return f"must be below {self.below}"
         if self.most is not None and not value <= self.most:
-            return f"must be at most {self.most:g}"
+            return f"must be at most {self.most}"
         return None
 
 
 Positive = Annotated[float, Bound(above=0)]
 NonNegative = Annotated[float, Bound(least=0)]
-Count = Annotated[int, Bound(least=1)]
-Index = Annotated[int, Bound(least=0)]
+Count = Annotated[int, Bound(least=1, most=2**31 - 1)]
+Index = Annotated[int, Bound(least=0, most=2**31 - 1)]
 Seed = Annotated[int, Bound(least=0, below=2**32)]
 Share = Annotated[float, Bound(above=0, below=1)]
 
@@ -69,6 +69,8 @@ def parse(text: str, known: Mapping[str, type[T]], what: str) -> T:
         key, equals, value = pair.partition("=")
         if not equals:
             raise InputError(f"'{pair}' in '{text}' is not of the form field=value.")
+        if key.strip() in given:
+            raise InputError(f"{key.strip()} is given twice in '{text}'.")
         given[key.strip()] = value.strip()
     return build(known[name], given, f"{what} '{name}'")
 
@@ -150,8 +152,12 @@ def _convert(value: Any, kind: Any, name: str, owner: str) -> Any:
     origin = typing.get_origin(plain)
     try:
         if origin is tuple:
-            parts = [p for p in value.split("-") if p] if isinstance(value, str) else value
-            return tuple(typing.get_args(plain)[0](p) for p in parts)
+            if not isinstance(value, str):
+                return tuple(value)
+            parts = value.split("-")
+            if not all(part.isdecimal() for part in parts):
+                raise ValueError
+            return tuple(map(int, parts))
         if plain is bool and isinstance(value, str):
             return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[
                 value.lower()
@@ -175,11 +181,12 @@ def _check(value: Any, kind: Any, name: str, owner: str) -> None:
             raise unknown(f"{name} of {owner}", str(value), map(str, typing.get_args(plain)))
         return
     if plain in (int, float):
-        if not (isinstance(value, int | float) and math.isfinite(value)):
+        number = isinstance(value, int if plain is int else int | float) and not isinstance(value, bool)
+        if not (number and math.isfinite(value)):
             raise InputError(f"{name} of {owner} must be {_in_words(plain)}, not {value}.")
         if bound is not None and (wrong := bound.violated_by(value)):
-            raise InputError(f"{name} of {owner} {wrong}, not {value:g}.")
-    if isinstance(value, tuple) and any(part < 1 for part in value):
+            raise InputError(f"{name} of {owner} {wrong}, not {value}.")
+    if isinstance(value, tuple) and not all(isinstance(part, int) and part >= 1 for part in value):
         raise InputError(f"{name} of {owner} must be {_in_words(plain)}, each at least 1.")
 
 

@@ -92,7 +92,7 @@ class Algorithm:
 def sgd(key: jax.Array, problem: Problem, w: Params, *, eta: float, steps: int, B: int) -> Params:
     """w after `steps` steps w ← w − η ∇f̃_i(w; D), each on a fresh mini-batch D."""
 
-    def step(w: Params, key: jax.Array) -> tuple[Params, None]:
-        return w - eta * problem.sample(key, B).grad(w), None
+    def step(w: Params, rows: jax.Array) -> tuple[Params, None]:
+        return w - eta * problem.loss(rows).grad(w), None
 
-    return lax.scan(step, w, jax.random.split(key, steps))[0]
+    return lax.scan(step, w, problem.draw(key, steps, B))[0]

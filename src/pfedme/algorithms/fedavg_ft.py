@@ -25,6 +25,6 @@ class FedAvgFT(FedAvg):
     def answer(self, key: jax.Array, problem: Problem, w: Params, state: Any) -> tuple[Models, dict]:
         """FedAvg's local model, and θ_i = w after F local steps."""
         models, info = super().answer(key, problem, w, state)
-        tune = jax.random.split(key, self.R + 1)[-1]  # the first R made the local model
+        tune = jax.random.split(key)[0]  # key itself made the local model
         theta = sgd(tune, problem, w, eta=self.eta, steps=self.F, B=self.B)
         return models._replace(personal=theta), info

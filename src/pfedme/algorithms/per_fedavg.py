@@ -36,13 +36,12 @@ class PerFedAvg(Algorithm):
     def client_update(self, key: jax.Array, problem: Problem, w: Params, state: Any) -> Update:
         """R meta-steps; the personal model is one step from the w received, on training rows."""
 
-        def step(w: Params, key: jax.Array) -> tuple[Params, None]:
-            batches = [problem.sample(k, self.B) for k in jax.random.split(key, 3)]
-            return w - self.eta * self.meta_gradient(w, *batches), None
+        def step(w: Params, rows: jax.Array) -> tuple[Params, None]:
+            return w - self.eta * self.meta_gradient(w, *map(problem.loss, rows)), None
 
-        keys = jax.random.split(key, self.R + 1)
-        local, _ = lax.scan(step, w, keys[:-1])
-        theta = self.adapt(w, problem.sample(keys[-1], self.B))
+        batches = problem.draw(key, self.R + 1, 3, self.B)
+        local, _ = lax.scan(step, w, batches[:-1])
+        theta = self.adapt(w, problem.loss(batches[-1, 0]))
         return Update(upload=local, state=state, models=Models(local=local, personal=theta), info={})
 
     def adapt(self, w: Params, f: Loss) -> Params:

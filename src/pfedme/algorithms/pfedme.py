@@ -44,20 +44,20 @@ class PFedMe(Algorithm):
     def client_update(self, key: jax.Array, problem: Problem, w: Params, state: Any) -> Update:
         """Lines 5 to 9 of Algorithm 1. The personal model is θ̃_i of the last local round."""
 
-        def solve(key: jax.Array, w: Params, theta: Params) -> tuple[Params, jax.Array]:
+        def solve(rows: jax.Array, w: Params, theta: Params) -> tuple[Params, jax.Array]:
             start = theta if self.theta_start == "carry" else w
             return prox(
-                problem.sample(key, self.B), w, start,
+                problem.loss(rows), w, start,
                 lam=self.lam, alpha=self.alpha, K=self.K, nu=self.nu, solver=self.solver,
             )  # fmt: skip
 
-        def local_round(carry: tuple[Params, Params, Params], key: jax.Array) -> tuple[Any, jax.Array]:
+        def local_round(carry: tuple[Params, Params, Params], rows: jax.Array) -> tuple[Any, jax.Array]:
             _, w, theta = carry
-            theta, steps = solve(key, w, theta)
+            theta, steps = solve(rows, w, theta)
             return (w, w - self.eta * self.lam * (w - theta), theta), steps
 
-        keys = jax.random.split(key, self.R)
-        (before, w, theta), steps = lax.scan(local_round, (w, w, w), keys)
-        last = envelope_grad(problem.sample(keys[-1], self.B), theta, before, self.lam)
+        batches = problem.draw(key, self.R, self.B)
+        (before, w, theta), steps = lax.scan(local_round, (w, w, w), batches)
+        last = envelope_grad(problem.loss(batches[-1]), theta, before, self.lam)
         info = {"inner_residual": last @ last, "inner_steps": jnp.mean(steps.astype(jnp.float32))}
         return Update(upload=w, state=state, models=Models(local=w, personal=theta), info=info)

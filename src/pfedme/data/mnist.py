@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -103,6 +104,8 @@ def two_labels(labels: np.ndarray, *, disjoint: bool) -> list[np.ndarray]:
     shares = []
     for digit in range(10):
         left, own = len(by_label[digit]), []
+        if left < 40:
+            raise InputError(f"There are {left} images of digit {digit}; four owners need 40 or more.")
         for _ in range(3):
             own.append(int(rng.randint(left // 5, left // 2)))
             left -= own[-1]
@@ -185,7 +188,7 @@ def _from_folder(folder: Path) -> dict[str, bytes]:
         elif packed.is_file():
             try:
                 content[name] = gzip.decompress(packed.read_bytes())
-            except (OSError, EOFError):
+            except (OSError, EOFError, zlib.error):
                 raise InputError(f"{packed} is not a whole gzip file; fetch it again.") from None
         else:
             raise InputError(

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 
-from pfedme.federation import Federation
-from pfedme.spec import Count, Index, NonNegative, Seed, Share
+from pfedme.federation import Federation, aligned
+from pfedme.spec import Bound, Count, Index, NonNegative, Seed, Share
 from pfedme.tree import record
 
 
@@ -37,7 +37,7 @@ class Synthetic:
     """One true model and one feature distribution for all."""
     features: Count = 60
     """Numbers in a row."""
-    classes: Count = 10
+    classes: Annotated[int, Bound(least=2, most=10_000)] = 10
     """Labels."""
     train: Share = 0.75
     """Share of a client's rows to train on."""
@@ -53,25 +53,23 @@ class Synthetic:
         counts, normal = self._draws()
         d, c, n = self.features, self.classes, self.clients
         if self.iid:
-            u, v = np.zeros(n), np.zeros((n, d))
+            u, v = np.zeros(n, np.float32), np.zeros((n, d), np.float32)
         else:
             u, B = self.alpha * normal(n), self.beta * normal(n)
             v = B[:, None] + normal((n, d))
-        W, b = normal((1, d, c)), normal((1, c))
-        scale = np.arange(1, d + 1) ** -0.6
-        x, y = np.empty((counts.sum(), d), np.float32), np.empty(counts.sum(), np.int32)
+        shared = (normal((1, d, c)), normal((1, c))) if self.iid else None
+        scale = (np.arange(1, d + 1) ** -0.6).astype(v.dtype)
+        x, y = aligned((counts.sum(), d), np.float32), np.empty(counts.sum(), np.int32)
         group = max(1, 2**14 // self.rows) if self.rows else 1
         at = 0
         for first in range(0, n, group):
             who = slice(first, min(first + group, n))
-            size, rows = counts[first], counts[who].sum()
-            if not self.iid:
-                W = u[who, None, None] + normal((len(u[who]), d, c))
-                b = u[who, None] + normal((len(u[who]), c))
-            features = v[who, None, :] + scale * normal((len(u[who]), size, d))
-            x[at : at + rows] = features.reshape(-1, d)
-            y[at : at + rows] = np.argmax(features @ W + b[:, None, :], axis=-1).ravel()
-            at += rows
+            g, size = who.stop - first, counts[first]
+            W, b = shared or (u[who, None, None] + normal((g, d, c)), u[who, None] + normal((g, c)))
+            rows = v[who, None, :] + scale * normal((g, size, d))
+            x[at : at + g * size] = rows.reshape(-1, d)
+            y[at : at + g * size] = np.argmax(rows @ W + b[:, None, :], axis=-1).ravel()
+            at += g * size
         # Rows of a client are independent and alike: taking the first ones to train on is a random split.
         return Federation.split(counts, x, y, classes=c, train=self.train)
 

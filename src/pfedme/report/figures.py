@@ -84,7 +84,7 @@ def _dress(at: Axes, measure: str, x: str, y: str, title: str) -> None:
     at.tick_params(which="both", labelsize=8)
     at.grid(alpha=0.3, linewidth=0.5)
     at.spines[["top", "right"]].set_visible(False)
-    if measure == "train_loss":
+    if measure == "train_loss" and all(np.min(line.get_ydata()) > 0 for line in at.lines):
         at.set_yscale("log")
         at.yaxis.set_major_formatter(FormatStrFormatter("%g"))
         at.yaxis.set_minor_formatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in "235" else "")

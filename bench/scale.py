@@ -1,0 +1,48 @@
+"""Seconds per round and peak memory with N clients: `python bench/scale.py N` prints one JSON line."""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import time
+
+import jax
+import numpy as np
+
+from pfedme.algorithms import PFedMe
+from pfedme.data.synthetic import Synthetic
+from pfedme.models import MLR
+from pfedme.simulate import Simulation
+
+
+def main(clients: int) -> dict[str, float]:
+    """Generates the federation, trains 100 rounds with a cohort of 100, evaluates 1,000 clients."""
+    begin = time.perf_counter()
+    federation = Synthetic(clients=clients, rows=20).load()
+    generated = time.perf_counter()
+    simulation = Simulation(PFedMe(lam=20.0), MLR().build(60, 10), federation, cohort=100)
+    state, _ = simulation.advance(simulation.start(), 1)
+    times = []
+    for _ in range(10):
+        start = time.perf_counter()
+        state, finite = simulation.advance(state, 10)
+        jax.block_until_ready(state.w)
+        assert finite
+        times.append((time.perf_counter() - start) / 10)
+    start = time.perf_counter()
+    who = np.sort(np.random.default_rng(0).choice(clients, min(1000, clients), replace=False))
+    evaluation, _ = simulation.evaluate(state, who)
+    return {
+        "n": clients,
+        "round_s": float(np.median(times)),
+        "peak_rss_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+        "generate_s": generated - begin,
+        "evaluate_s": time.perf_counter() - start,
+        "evaluated_clients": len(who),
+        "personal_accuracy": evaluation.entry()["personal"]["accuracy"],
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(int(sys.argv[1]))))

@@ -1,0 +1,49 @@
+"""All cores, or all accelerators: one XLA device each, and work spread over them along its leading axis."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from functools import cache
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+T = TypeVar("T")
+
+AXIS = "work"
+
+# XLA runs these small batched products on one core of a device, so each core is made a device. This must
+# come before JAX starts; where it has started, or JAX_NUM_CPU_DEVICES is set, it is left as it is.
+if getattr(jax.config, "jax_num_cpu_devices", 0) < 0:
+    with contextlib.suppress(RuntimeError):
+        jax.config.update("jax_num_cpu_devices", len(os.sched_getaffinity(0)))
+
+
+@cache
+def mesh() -> Mesh:
+    """All devices in a row."""
+    return jax.make_mesh((jax.device_count(),), (AXIS,), axis_types=(AxisType.Auto,))
+
+
+def over_devices(f: Callable[[Any, Any], T], shared: Any, work: Any) -> T:
+    """f(shared, work), where f maps the leading axis of `work` to that of its result, a part on each device.
+
+    That axis must be a multiple of the number of devices (see `padded`); `shared` goes to all of them.
+    """
+    part, whole = PartitionSpec(AXIS), PartitionSpec()
+    run = jax.shard_map(f, mesh=mesh(), in_specs=(whole, part), out_specs=part, check_vma=False)
+    return run(shared, work)
+
+
+def padded(a: np.ndarray) -> np.ndarray:
+    """`a`, its last element repeated until its length is a multiple of the number of devices."""
+    return np.pad(a, (0, -len(a) % jax.device_count()), mode="edge")
+
+
+def everywhere(a: Any) -> jax.Array:
+    """`a` on every device; an aligned array in memory is not copied but shared by the cores."""
+    return jax.device_put(a, NamedSharding(mesh(), PartitionSpec()))
