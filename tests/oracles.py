@@ -1,7 +1,7 @@
 """What the code should compute, transcribed from the papers in plain NumPy (float64). Imports nothing of it.
 
-A point of ℝᵈ is a vector: the rows of W one after the other, then b. With a one appended to each x this is
-the matrix (W; b), and the logits of x are (x, 1) · (W; b).
+A point of ℝᵈ is a vector: the weights of one class after those of the other, then the biases. With a one
+appended to each x this is the matrix (Wᵀ; b), and the logits of x are (x, 1) · (Wᵀ; b).
 """
 
 from __future__ import annotations
@@ -24,9 +24,16 @@ def with_one(x: np.ndarray) -> np.ndarray:
     return np.concatenate([np.asarray(x, np.float64), np.ones((len(x), 1))], axis=1)
 
 
+def places(features: int, classes: int) -> np.ndarray:
+    """Where the entries of the matrix (Wᵀ; b), row by row, stand in the vector."""
+    weights = np.arange(features)[:, None] + features * np.arange(classes)
+    return np.concatenate([weights, [features * classes + np.arange(classes)]]).ravel()
+
+
 def logits(theta: np.ndarray, x: np.ndarray) -> np.ndarray:
     """Softmax regression's logits of rows x."""
-    return with_one(x) @ theta.reshape(x.shape[1] + 1, -1)
+    rows = x.shape[1] + 1
+    return with_one(x) @ theta[places(x.shape[1], len(theta) // rows)].reshape(rows, -1)
 
 
 def network_logits(layers: Sequence[tuple[np.ndarray, np.ndarray]], x: np.ndarray) -> np.ndarray:
@@ -35,7 +42,7 @@ def network_logits(layers: Sequence[tuple[np.ndarray, np.ndarray]], x: np.ndarra
     for number, (W, b) in enumerate(layers):
         if number:
             z = np.maximum(z, 0)
-        z = z @ np.asarray(W, np.float64) + np.asarray(b, np.float64)
+        z = z @ np.asarray(W, np.float64).T + np.asarray(b, np.float64)
     return z
 
 
@@ -59,7 +66,11 @@ def row_gradients(theta: np.ndarray, rows: Rows, l2: float) -> np.ndarray:
     """∇f̃(θ; ξ) for each row ξ: (x, 1) ⊗ (p − e_y) + l2 θ."""
     z = logits(theta, rows.x)
     error = softmax(z) - np.eye(z.shape[1])[rows.y]
-    return np.einsum("nj,nc->njc", with_one(rows.x), error).reshape(len(z), -1) + l2 * theta
+    slopes = np.empty((len(z), len(theta)))
+    slopes[:, places(rows.x.shape[1], z.shape[1])] = np.einsum(
+        "nj,nc->njc", with_one(rows.x), error
+    ).reshape(len(z), -1)
+    return slopes + l2 * theta
 
 
 def gradient(theta: np.ndarray, rows: Rows, l2: float) -> np.ndarray:
@@ -73,7 +84,10 @@ def hessian(theta: np.ndarray, rows: Rows, l2: float) -> np.ndarray:
         np.kron(np.outer(x, x), np.diag(p) - np.outer(p, p))
         for x, p in zip(with_one(rows.x), softmax(logits(theta, rows.x)), strict=True)
     ]
-    return np.mean(terms, axis=0) + l2 * np.eye(len(theta))
+    order = places(rows.x.shape[1], len(theta) // (rows.x.shape[1] + 1))
+    full = np.empty_like(terms[0])
+    full[np.ix_(order, order)] = np.mean(terms, axis=0)
+    return full + l2 * np.eye(len(theta))
 
 
 def smoothness(rows: Rows, l2: float) -> float:

@@ -346,9 +346,9 @@ def one_step(state: State, federation: Federation, i: int) -> np.ndarray:
     rows = slice(federation.start[i], federation.start[i] + federation.n_train[i])
     x, y = federation.x[rows].astype(np.float64), federation.y[rows]
     W, b = (np.asarray(part, np.float64) for part in state.w.tree[0])
-    p = np.exp(x @ W + b) / np.exp(x @ W + b).sum(axis=1, keepdims=True)
+    p = np.exp(x @ W.T + b) / np.exp(x @ W.T + b).sum(axis=1, keepdims=True)
     slope = (p - np.eye(3)[y]) / len(y)
-    return np.concatenate([(W - 0.5 * x.T @ slope).ravel(), b - 0.5 * slope.sum(axis=0)])
+    return np.concatenate([(W - 0.5 * slope.T @ x).ravel(), b - 0.5 * slope.sum(axis=0)])
 
 
 @pytest.mark.parametrize("command", ["run alone --json", "compare alone alone:eta=0.1 --seeds 2"])

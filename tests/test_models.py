@@ -158,7 +158,7 @@ def test_any_pair_of_functions_is_a_model():
         l2=0.2,
     )
     theta, x = model.init(jax.random.key(0)), normal(1, 5, FEATURES).astype(np.float32)
-    want = oracles.network_logits([(theta.tree["W"], np.zeros(CLASSES))], x)
+    want = oracles.network_logits([(theta.tree["W"].T, np.zeros(CLASSES))], x)
     np.testing.assert_allclose(model.apply(theta, jnp.asarray(x)), want, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(float(model.regulariser(theta)), 0.1 * np.sum(flat(theta) ** 2), rtol=1e-5)
 

@@ -67,8 +67,8 @@ class Finished:
         sizes = [shape["features"], *shape["hidden"], shape["classes"]]
         z, at = x.astype(np.float64), 0
         for layer, (a, b) in enumerate(itertools.pairwise(sizes)):
-            W, bias = vector[at : at + a * b].reshape(a, b), vector[at + a * b : at + a * b + b]
-            z = (np.maximum(z, 0) if layer else z) @ W + bias
+            W, bias = vector[at : at + a * b].reshape(b, a), vector[at + a * b : at + a * b + b]
+            z = (np.maximum(z, 0) if layer else z) @ W.T + bias
             at += a * b + b
         assert at == len(vector)
         return z

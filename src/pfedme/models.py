@@ -167,6 +167,7 @@ def curvature(loss: Callable[[Params], jax.Array], theta: Params, steps: int = 3
         size = jnp.sqrt(Hv @ Hv)
         return Hv * (1 / jnp.maximum(size, 1e-30)), size
 
-    ones = theta.map(jnp.ones_like)
-    sizes = lax.scan(step, ones * (1 / jnp.sqrt(ones @ ones)), length=steps)[1]
-    return sizes[-1]
+    # A random start: a regular one, such as all ones, can lie in the null space of the Hessian.
+    flat = theta.ravel()
+    first = theta.like(jax.random.normal(jax.random.key(0), flat.shape, flat.dtype))
+    return lax.scan(step, first, length=steps)[1][-1]

@@ -52,7 +52,7 @@ class Evaluation:
         """This evaluation as an entry of the record's history."""
         entry: dict[str, Any] = {"round": self.round}
         entry |= {kind: summary(self.test[kind], self.train[kind]) for kind in self.test}
-        if self.info:
+        if "inner_residual" in self.info:
             entry["inner"] = {
                 "residual": float(self.info["inner_residual"].mean()),
                 "residual_max": float(self.info["inner_residual"].max()),

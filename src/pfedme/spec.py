@@ -154,7 +154,7 @@ def _convert(value: Any, kind: Any, name: str, owner: str) -> Any:
         if origin is tuple:
             if not isinstance(value, str):
                 return tuple(value)
-            parts = value.split("-")
+            parts = value.split("-") if value else []
             if not all(part.isdecimal() for part in parts):
                 raise ValueError
             return tuple(map(int, parts))
