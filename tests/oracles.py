@@ -67,9 +67,9 @@ def row_gradients(theta: np.ndarray, rows: Rows, l2: float) -> np.ndarray:
     z = logits(theta, rows.x)
     error = softmax(z) - np.eye(z.shape[1])[rows.y]
     slopes = np.empty((len(z), len(theta)))
-    slopes[:, places(rows.x.shape[1], z.shape[1])] = np.einsum(
-        "nj,nc->njc", with_one(rows.x), error
-    ).reshape(len(z), -1)
+    slopes[:, places(rows.x.shape[1], z.shape[1])] = np.einsum("nj,nc->njc", with_one(rows.x), error).reshape(
+        len(z), -1
+    )
     return slopes + l2 * theta
 
 

@@ -144,6 +144,7 @@ def _training_parser(command: str, description: str) -> Parser:
     add("--cohort", type=int, help=docs["cohort"])
     add("--seed", type=int, default=0, help=docs["seed"] + " (0)")
     add("--eval-every", type=int, help=docs["eval_every"])
+    add("--eval-clients", type=int, help=docs["eval_clients"])
     add("--out", type=Path, help="folder for the results; a new one below runs/ if not given")
     add("--force", action="store_true", help="overwrite what the folder holds")
     add("--json", action="store_true", help="print the result as JSON on standard output, and nothing else")
@@ -188,7 +189,7 @@ def _runs(args: argparse.Namespace, algorithms: Sequence[str]) -> list[Run]:
     from pfedme.algorithms import ALGORITHMS
     from pfedme.data import parse_data
     from pfedme.models import parse_model
-    from pfedme.run import Run
+    from pfedme.run import NUMBERS, Run
     from pfedme.spec import build, check, field_types, parse, to_json
 
     given = {n: v for n in _hyperparameters() if (v := getattr(args, n)) is not None}
@@ -208,7 +209,7 @@ def _runs(args: argparse.Namespace, algorithms: Sequence[str]) -> list[Run]:
         algorithm = build(type(algorithm), {**to_json(algorithm), **extra}, what)
         run = Run(
             algorithm=algorithm, data=parse_data(args.data), model=parse_model(args.model),
-            rounds=args.rounds, cohort=args.cohort, seed=args.seed, eval_every=args.eval_every,
+            **{name: getattr(args, name) for name in NUMBERS},
         )  # fmt: skip
         runs.append(check(run, "the run"))
     return runs

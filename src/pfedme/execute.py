@@ -163,6 +163,7 @@ class _Execution:
         self.history: list[dict[str, Any]] = []
         self.timing = {"compile_s": 0.0, "train_s": 0.0, "eval_s": 0.0}
         self.reason: str | None = None
+        self.evaluated = simulation.evaluated(run.eval_clients or simulation.federation.clients)
         self.pace = 1  # rounds in the next call
         self.saved = time.monotonic()
         if folder and not folder.checkpoint.exists():
@@ -200,7 +201,7 @@ class _Execution:
     def evaluate(self, state: State, *, keep: bool) -> tuple[Evaluation, Models]:
         """The evaluation of `state`, put into the history."""
         with self.timed("eval_s"):
-            evaluation, models = self.simulation.evaluate(state)
+            evaluation, models = self.simulation.evaluate(state, self.evaluated)
         if not evaluation.finite:
             self.diverged(state, "a client's model")
         if keep:
@@ -243,7 +244,7 @@ class _Execution:
         about = {
             "version": __version__,
             "model": {"features": model.features, "classes": model.classes, "hidden": list(model.hidden)},
-            "clients": [int(i) for i in self.simulation.federation.ids] if theta is not None else [],
+            "clients": self.simulation.federation.ids[self.evaluated].tolist() if theta is not None else [],
         }
         tensors = {k: np.asarray(v) for k, v in (("w", w), ("theta", theta)) if v is not None}
         # One key, because safetensors does not keep the order of several.
@@ -366,8 +367,8 @@ def clients_csv(evaluation: Evaluation, federation: Federation) -> str:
     kinds = ("global", "local", "personal")
     table.writerow(["client", "n_train", "n_test", *(f"{kind}_accuracy" for kind in kinds)])
     columns = [evaluation.test[kind].accuracy if kind in evaluation.test else None for kind in kinds]
-    for i in range(federation.clients):
-        cells = ["" if c is None or np.isnan(c[i]) else float(c[i]) for c in columns]
+    for k, i in enumerate(evaluation.clients):
+        cells = ["" if c is None or np.isnan(c[k]) else float(c[k]) for c in columns]
         table.writerow(
             [int(federation.ids[i]), int(federation.n_train[i]), int(federation.n_test[i]), *cells]
         )

@@ -35,7 +35,7 @@ def refuse_file(path: Path) -> None:
     """Raises an error if a folder at `path` is impossible because a file is there, or above it."""
     for place in (path, *path.parents):
         if place.exists() and not place.is_dir():
-            raise InputError(f"{place} is a file; give a folder to --out.")
+            raise InputError(f"{path} cannot be a folder, because {place} is a file; choose another --out.")
 
 
 def cache_folder() -> Path:

@@ -9,11 +9,14 @@ from typing import Any
 
 from pfedme.algorithms import ALGORITHMS, Algorithm
 from pfedme.data import DATA, Source
-from pfedme.errors import unknown
+from pfedme.errors import InputError, unknown
 from pfedme.federation import Federation
 from pfedme.models import DNN, MLR, MODELS
 from pfedme.simulate import Simulation
 from pfedme.spec import Count, Seed, build, check, to_json
+
+NUMBERS = ("rounds", "cohort", "seed", "eval_every", "eval_clients")
+"""The fields of a run that are numbers, by which name they are also options of the command line."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,16 +35,16 @@ class Run:
     eval_every: Count | None = None
     """Rounds between two evaluations of all models of all clients; a twentieth of all if not given."""
 
+    eval_clients: Count | None = None
+    """How many clients are evaluated; all, or 1,000 where there are more than 10,000."""
+
     def to_json(self) -> dict[str, Any]:
         """This run as JSON values."""
         return {
             "algorithm": {"name": self.algorithm.name, **to_json(self.algorithm)},
             "data": {"name": self.data.name, **to_json(self.data)},
             "model": {"name": _name_of(self.model, MODELS), **to_json(self.model)},
-            "rounds": self.rounds,
-            "cohort": self.cohort,
-            "seed": self.seed,
-            "eval_every": self.eval_every,
+            **{name: getattr(self, name) for name in NUMBERS},
         }
 
     @classmethod
@@ -57,7 +60,7 @@ class Run:
 
         return cls(
             algorithm=part("algorithm", ALGORITHMS), data=part("data", DATA), model=part("model", MODELS),
-            **{k: config[k] for k in ("rounds", "cohort", "seed", "eval_every")},
+            **{name: config[name] for name in NUMBERS},
         )  # fmt: skip
 
     def command(self) -> str:
@@ -65,7 +68,7 @@ class Run:
         words = ["pfedme", "run", self.algorithm.name]
         words += ["--data", _text(self.data.name, self.data)]
         words += ["--model", _text(_name_of(self.model, MODELS), self.model)]
-        for name in ("rounds", "cohort", "seed", "eval_every"):
+        for name in NUMBERS:
             if (value := getattr(self, name)) is not None:
                 words += [f"--{name.replace('_', '-')}", str(value)]
         for name, value in to_json(self.algorithm).items():
@@ -79,12 +82,15 @@ class Run:
         check(self.algorithm, f"algorithm '{self.algorithm.name}'")
         federation = load(self.data)
         cohort = self.cohort or min(10, federation.clients)
+        eval_clients = self.eval_clients or (federation.clients if federation.clients <= 10_000 else 1_000)
+        if eval_clients > federation.clients:
+            raise InputError(f"--eval-clients {eval_clients} is more than the {federation.clients} clients.")
         model = self.model.build(federation.features, federation.classes)
+        described = self.model if isinstance(self.model, MLR) else DNN(hidden=model.hidden, l2=self.model.l2)
+        eval_every = self.eval_every or max(1, self.rounds // 20)
         full = dataclasses.replace(
-            self, cohort=cohort, eval_every=self.eval_every or max(1, self.rounds // 20),
-            model=dataclasses.replace(self.model, hidden=model.hidden)
-            if isinstance(self.model, DNN) else self.model,
-        )  # fmt: skip
+            self, model=described, cohort=cohort, eval_every=eval_every, eval_clients=eval_clients
+        )
         return full, Simulation(self.algorithm, model, federation, cohort=cohort, seed=self.seed)
 
 

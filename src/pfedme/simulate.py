@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -44,6 +44,8 @@ class Evaluation:
     """Scores of each model that exists, `global`, `local` and `personal`, on test and training rows."""
 
     round: int
+    clients: np.ndarray
+    """The clients that were evaluated, by their places in the federation."""
     test: dict[str, Scores]
     train: dict[str, Scores]
     info: dict[str, np.ndarray]
@@ -111,10 +113,6 @@ class Simulation:
         self.cohort = cohort if algorithm.has_global else federation.clients
         self.store = Store.of(federation)
         self._by_id = np.argsort(federation.ids, kind="stable")
-        self._blocks = {
-            "train": Blocks.cut(federation.start, federation.n_train),
-            "test": Blocks.cut(federation.start + federation.n_train, federation.n_test),
-        }
 
     def start(self) -> State:
         """Before the first round."""
@@ -134,6 +132,8 @@ class Simulation:
         If not, the state is the one before the round that went wrong.
         """
         rounds = min(rounds, MOST_ROUNDS)
+        if rounds == 0:
+            return state, True
         drawn = [padded(self.cohort_of(state.t + k)) for k in range(rounds)]
         cohorts = np.resize(np.array(drawn, np.int32), (MOST_ROUNDS, len(drawn[0])))
         present = np.arange(cohorts.shape[1]) < self.cohort
@@ -150,21 +150,34 @@ class Simulation:
             self.algorithm, self.model, self.store, self.key, state.w, state.clients, state.t, padded(who)
         )
         models, info = jax.tree.map(lambda a: a[: len(who)], (models, info))
-        return models, {k: np.asarray(v) for k, v in info.items()}
+        return models, {k: np.asarray(v, np.float64) for k, v in info.items()}
 
-    def evaluate(self, state: State) -> tuple[Evaluation, Models]:
-        """The scores of all models of all clients, and the local and personal models themselves."""
-        models, info = self.answer(state)
+    def evaluate(self, state: State, who: np.ndarray | None = None) -> tuple[Evaluation, Models]:
+        """The scores of all models of clients `who` (default: all), and their local and personal models."""
+        f = self.federation
+        who = np.arange(f.clients) if who is None else np.asarray(who)
+        models, info = self.answer(state, who)
         kinds = {"global": state.w if self.algorithm.has_global else None, **models._asdict()}
+        parts = {
+            "train": Blocks.cut(f.start[who], f.n_train[who]),
+            "test": Blocks.cut((f.start + f.n_train)[who], f.n_test[who]),
+        }
         scores = {
             part: {
-                kind: score(self.model, theta, self.store.x, self.store.y, blocks, self.federation.clients)
+                kind: score(self.model, theta, self.store.x, self.store.y, blocks, len(who))
                 for kind, theta in kinds.items()
                 if theta is not None
             }
-            for part, blocks in self._blocks.items()
+            for part, blocks in parts.items()
         }
-        return Evaluation(state.t, scores["test"], scores["train"], info), models
+        return Evaluation(state.t, who, scores["test"], scores["train"], info), models
+
+    def evaluated(self, clients: int) -> np.ndarray:
+        """So many clients, drawn once for the run, in the order of the federation."""
+        if clients == self.federation.clients:
+            return np.arange(clients)
+        rng = np.random.default_rng([self.seed, 2**32])
+        return np.sort(rng.choice(self.federation.clients, clients, replace=False))
 
     def smoothness(self, rows: int = 256, most: int = 32) -> float:
         """An estimate of L: the largest curvature of (at most `most`) clients' losses at the first w."""
@@ -194,7 +207,7 @@ def _advance(
     def one_round(carry: Any) -> Any:
         done, _, w, clients = carry
         who = cohorts[done]
-        update = _each(algorithm.client_update, model, store, key, w, clients, t + done, who)
+        update = _each("client_update", algorithm, model, store, key, w, clients, t + done, who)
         count = jnp.where(present, store.n_train[who], 0)
         after = (
             algorithm.server_update(w, update.upload, count) if algorithm.has_global else w,
@@ -218,23 +231,33 @@ def _answer(
     t: int,
     who: jax.Array,
 ) -> Any:
-    return _each(algorithm.answer, model, store, key, w, clients, t, who)
+    return _each("answer", algorithm, model, store, key, w, clients, t, who)
 
 
-def _each(method: Any, model: Model, store: Store, key: jax.Array, w: Params, clients: Any, t: Any, who: Any):
-    """method(key_i, problem_i, w, state_i) of every client i in `who`, at once."""
+def _each(
+    method: Literal["client_update", "answer"],
+    algorithm: Algorithm,
+    model: Model,
+    store: Store,
+    key: jax.Array,
+    w: Params,
+    clients: Any,
+    t: Any,
+    who: jax.Array,
+) -> Any:
+    """What every client i in `who` makes of (key_i, problem_i, w, state_i), at once and on all devices."""
 
-    def clients_of(shared: Any, who: jax.Array) -> Any:
-        method, model, store, key, w, clients = shared
+    def part(shared: Any, who: jax.Array) -> Any:
+        algorithm, model, store, key, w, clients = shared
 
         def client(i: jax.Array) -> Any:
             own = jax.tree.map(lambda every: every[i], clients)
-            return method(jax.random.fold_in(key, store.ids[i]), store.problem(model, i), w, own)
+            own_key = jax.random.fold_in(key, store.ids[i])
+            return getattr(algorithm, method)(own_key, store.problem(model, i), w, own)
 
         return jax.vmap(client)(who)
 
-    shared = (jax.tree_util.Partial(method), model, store, jax.random.fold_in(key, t), w, clients)
-    return over_devices(clients_of, shared, who)
+    return over_devices(part, (algorithm, model, store, jax.random.fold_in(key, t), w, clients), who)
 
 
 @partial(jax.jit, static_argnames="rows")

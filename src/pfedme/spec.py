@@ -181,8 +181,8 @@ def _check(value: Any, kind: Any, name: str, owner: str) -> None:
             raise unknown(f"{name} of {owner}", str(value), map(str, typing.get_args(plain)))
         return
     if plain in (int, float):
-        number = isinstance(value, int if plain is int else int | float) and not isinstance(value, bool)
-        if not (number and math.isfinite(value)):
+        allowed = (int,) if plain is int else (int, float)
+        if isinstance(value, bool) or not isinstance(value, allowed) or not math.isfinite(value):
             raise InputError(f"{name} of {owner} must be {_in_words(plain)}, not {value}.")
         if bound is not None and (wrong := bound.violated_by(value)):
             raise InputError(f"{name} of {owner} {wrong}, not {value}.")

@@ -104,9 +104,11 @@ def two_labels(labels: np.ndarray, *, disjoint: bool) -> list[np.ndarray]:
     shares = []
     for digit in range(10):
         left, own = len(by_label[digit]), []
-        if left < 40:
-            raise InputError(f"There are {left} images of digit {digit}; four owners need 40 or more.")
         for _ in range(3):
+            if left // 2 <= left // 5:
+                raise InputError(
+                    f"There are {len(by_label[digit])} images of digit {digit}, too few for four owners."
+                )
             own.append(int(rng.randint(left // 5, left // 2)))
             left -= own[-1]
         shares.append([*own, left])
