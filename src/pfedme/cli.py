@@ -132,9 +132,11 @@ def _parser(command: str, description: str) -> Parser:
 def _training_parser(command: str, description: str) -> Parser:
     """The options that `run` and `compare` share: the run's, and every algorithm's hyperparameters."""
     from pfedme.algorithms import ALGORITHMS
+    from pfedme.devices import keep_compiled_programs
     from pfedme.run import Run
     from pfedme.spec import field_docs, field_types
 
+    keep_compiled_programs()
     parser = _parser(command, description)
     docs = field_docs(Run)
     add = parser.add_argument
@@ -314,9 +316,11 @@ def _resume(argv: list[str]) -> int:
         raise InputError(f"There is no folder {args.folder}.")
 
     from pfedme.compare import PLAN, read_plan, resume_comparison
+    from pfedme.devices import keep_compiled_programs
     from pfedme.execute import Folder, resume
     from pfedme.terminal import Bar
 
+    keep_compiled_programs()
     if (args.folder / PLAN).exists():
         jobs = read_plan(args.folder)
         with Bar(total=sum(job["config"]["rounds"] for job in jobs)) as bar:

@@ -12,6 +12,8 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from pfedme.files import cache_folder
+
 T = TypeVar("T")
 
 AXIS = "work"
@@ -21,6 +23,12 @@ AXIS = "work"
 if getattr(jax.config, "jax_num_cpu_devices", 0) < 0:
     with contextlib.suppress(RuntimeError):
         jax.config.update("jax_num_cpu_devices", len(os.sched_getaffinity(0)))
+
+
+def keep_compiled_programs() -> None:
+    """Lets JAX keep what it compiles in the user's cache folder, so that the next start is quick."""
+    jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "xla"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 
 
 @cache

@@ -67,7 +67,7 @@ class Problem:
     def loss(self, rows: jax.Array) -> Loss:
         """f̃_i(θ; D) on the mini-batch D of these rows."""
         if rows.size:
-            return Loss(self.model, self.x[rows], self.y[rows])
+            return Loss(self.model, _at(self.x, rows), _at(self.y, rows))
         at = jnp.arange(self.longest)
         own = at < self.count
         rows = self.start + jnp.where(own, at, 0)
@@ -78,6 +78,11 @@ class Problem:
     def sample(self, key: jax.Array, B: int) -> Loss:
         """The loss on a fresh mini-batch of B rows."""
         return self.loss(self.draw(key, B))
+
+
+def _at(a: jax.Array, rows: jax.Array) -> jax.Array:
+    """a[rows], without a pass over the result that looks for rows out of bounds."""
+    return a.at[rows].get(mode="promise_in_bounds")
 
 
 def _scaled(bits: jax.Array, count: jax.Array) -> jax.Array:

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pfedme.models import Network
+from pfedme.models import Layer, Network
 from pfedme.problem import Loss
 from pfedme.tree import Params
 
@@ -131,8 +131,8 @@ class Span:
     """
 
     f: Loss
-    w_layers: list[tuple[jax.Array, jax.Array]]
-    start_layers: list[tuple[jax.Array, jax.Array]]
+    w_layers: list[Layer]
+    start_layers: list[Layer]
     z_w: jax.Array
     z_0: jax.Array
     gram: jax.Array
@@ -160,12 +160,9 @@ class Span:
         p, s, C, rest = theta.tree
         l2 = self.f.model.l2
         z = p * self.z_w + s * self.z_0 + C @ self.gram
-        G, g_rest = jax.grad(self._data_loss, argnums=(0, 1))(z, rest)
-        return Params((0 * p, 0 * s, G, g_rest)) + l2 * theta
-
-    def _data_loss(self, z: jax.Array, rest: list[tuple[jax.Array, jax.Array]]) -> jax.Array:
         assert isinstance(self.f.model, Network)
-        return self.f.mean_loss(self.f.model.head(rest, z))
+        G, g_rest = self.f.model.head_grad(rest, z, self.f.mean_loss)
+        return Params((0 * p, 0 * s, G, g_rest)) + l2 * theta
 
     def square(self, v: Params) -> jax.Array:
         """‖v‖² of a vector in these coordinates."""
