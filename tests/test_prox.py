@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from laws import SIZE, federation, flat, point, problem, softmax_regression, train_rows
 
-from pfedme.prox import MOST_STEPS, Proximal, Solver, envelope_grad, prox
+from pfedme.models import Network, cross_entropy
+from pfedme.problem import Loss
+from pfedme.prox import MOST_STEPS, Proximal, Solver, Span, descend, envelope_grad, prox
 from pfedme.tree import Params
 
 pytestmark = pytest.mark.usefixtures("double_precision_throughout")
@@ -180,3 +182,53 @@ def test_a_step_too_long_never_reports_accuracy_that_is_not_there(solver):
     found = solve(f, w, w, 1.0, 3.0, 1, 1e-6, solver)
     rest = envelope_grad(f, found.theta, w, 1.0)
     assert not float(rest @ rest) <= 1e-6
+
+
+# --- Sample space --------------------------------------------------------------------------------------
+
+
+def batch_loss(hidden: tuple[int, ...], l2: float, weighted: bool) -> tuple[Loss, Params, Params]:
+    """The loss of a network on five rows, and two points."""
+    rng = np.random.default_rng(len(hidden))
+    model = Network(features=7, classes=4, hidden=hidden, l2=l2)
+    weight = jnp.asarray([0.1, 0.2, 0.3, 0.4, 0.0]) if weighted else None
+    f = Loss(model, jnp.asarray(rng.normal(size=(5, 7))), jnp.array([0, 1, 2, 3, 0]), weight)
+    w, start = (model.init(jax.random.key(seed)).map(lambda a: 2 * a.astype(jnp.float64)) for seed in (0, 1))
+    return f, w, start
+
+
+@pytest.mark.parametrize("hidden", [(), (6,), (6, 5)])
+@pytest.mark.parametrize("l2", [0.0, 0.1])
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_steps_in_sample_space_are_the_plain_steps(hidden: tuple[int, ...], l2: float, solver: Solver):
+    f, w, start = batch_loss(hidden, l2, weighted=bool(l2))
+    for K, nu in ((1, None), (5, None), (13, None), (5, 1e-3)):
+        got = solve(f, w, start, 3.0, 0.05, K, nu, solver)
+        want = descend(f, w, start, 3.0, 0.05, K, nu, solver)
+        assert int(got.steps) == int(want.steps)
+        np.testing.assert_allclose(flat(got.theta), flat(want.theta), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("hidden", [(), (6,), (6, 5)])
+def test_norms_in_sample_space_are_euclidean(hidden: tuple[int, ...]):
+    f, w, start = batch_loss(hidden, 0.1, weighted=False)
+    span, rng = Span.of(f, w, start), np.random.default_rng(5)
+    v = span.w.map(lambda a: jnp.asarray(rng.normal(size=a.shape)))
+    np.testing.assert_allclose(span.square(v), np.sum(flat(span.point(v)) ** 2), rtol=1e-12)
+    np.testing.assert_allclose(flat(span.point(span.w)), flat(w), rtol=1e-12)
+    np.testing.assert_allclose(flat(span.point(span.start)), flat(start), rtol=1e-12)
+
+
+@pytest.mark.parametrize("hidden", [(), (6,), (6, 5)])
+def test_the_written_out_gradient_of_the_head_is_the_derivative(hidden: tuple[int, ...]):
+    f, w, _ = batch_loss(hidden, 0.0, weighted=False)
+    model, rest = Network(features=7, classes=4, hidden=hidden), w.tree[1:]
+    z = jnp.asarray(np.random.default_rng(2).normal(size=(len(w.tree[0][1]), 5)))
+
+    def mean_loss(logits: jax.Array) -> jax.Array:
+        return jnp.mean(cross_entropy(logits, f.y))
+
+    got = model.head_grad(rest, z, mean_loss)
+    want = jax.grad(lambda z, rest: mean_loss(model.head(rest, z)), argnums=(0, 1))(z, rest)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-14)

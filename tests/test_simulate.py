@@ -207,3 +207,26 @@ def test_a_problem_of_the_store_holds_the_clients_training_rows():
         begin, count = int(own.start), int(own.count)
         np.testing.assert_array_equal(own.x[begin : begin + count], rows.x)
         np.testing.assert_array_equal(own.y[begin : begin + count], rows.y)
+
+
+def test_evaluating_some_clients_gives_what_evaluating_all_gives_them():
+    sim = simulation()
+    state, _ = sim.advance(sim.start(), 2)
+    who = np.array([3, 0])
+    (every, models), (some, own) = sim.evaluate(state), sim.evaluate(state, who)
+    for part in ("test", "train"):
+        for kind, scores in getattr(some, part).items():
+            whole = getattr(every, part)[kind]
+            assert scores.correct.tolist() == whole.correct[who].tolist()
+            assert scores.count.tolist() == whole.count[who].tolist()
+            np.testing.assert_allclose(scores.loss, whole.loss[who], rtol=1e-5)
+    np.testing.assert_allclose(
+        flat(own.personal, True), flat(models.personal, True)[who], rtol=1e-5, atol=1e-6
+    )
+
+
+def test_the_clients_to_evaluate_are_drawn_once_for_a_run():
+    sim = simulation()
+    assert sim.evaluated(sim.federation.clients).tolist() == list(range(sim.federation.clients))
+    some = sim.evaluated(2)
+    assert some.tolist() == sorted(set(some.tolist())) == sim.evaluated(2).tolist()

@@ -97,6 +97,15 @@ class Store:
         return Problem(model, self.x, self.y, self.start[i], self.n_train[i], self.longest)
 
 
+class Job(NamedTuple):
+    """What stays the same from round to round."""
+
+    algorithm: Algorithm
+    model: Model
+    store: Store
+    key: jax.Array
+
+
 class Simulation:
     """A federation, an algorithm and a model, ready to run; holds no state of the run itself."""
 
@@ -112,6 +121,7 @@ class Simulation:
         self.seed, self.key = seed, jax.random.key(seed)
         self.cohort = cohort if algorithm.has_global else federation.clients
         self.store = Store.of(federation)
+        self._job = Job(algorithm, model, self.store, self.key)
         self._by_id = np.argsort(federation.ids, kind="stable")
 
     def start(self) -> State:
@@ -138,17 +148,14 @@ class Simulation:
         cohorts = np.resize(np.array(drawn, np.int32), (MOST_ROUNDS, len(drawn[0])))
         present = np.arange(cohorts.shape[1]) < self.cohort
         done, finite, w, clients = _advance(
-            self.algorithm, self.model, self.store, self.key, state.w, state.clients, state.t, cohorts,
-            present, rounds,
-        )  # fmt: skip
+            self._job, state.w, state.clients, state.t, cohorts, present, rounds
+        )
         return State(state.t + int(done), w, clients), bool(finite)
 
     def answer(self, state: State, who: np.ndarray | None = None) -> tuple[Models, dict[str, np.ndarray]]:
         """The local and personal models of clients `who` (default: all) in answer to w, stacked."""
         who = np.arange(self.federation.clients) if who is None else np.asarray(who)
-        models, info = _answer(
-            self.algorithm, self.model, self.store, self.key, state.w, state.clients, state.t, padded(who)
-        )
+        models, info = _answer(self._job, state.w, state.clients, state.t, padded(who))
         models, info = jax.tree.map(lambda a: a[: len(who)], (models, info))
         return models, {k: np.asarray(v, np.float64) for k, v in info.items()}
 
@@ -187,16 +194,7 @@ class Simulation:
 
 @jax.jit
 def _advance(
-    algorithm: Algorithm,
-    model: Model,
-    store: Store,
-    key: jax.Array,
-    w: Params,
-    clients: Any,
-    t: int,
-    cohorts: jax.Array,
-    present: jax.Array,
-    rounds: int,
+    job: Job, w: Params, clients: Any, t: int, cohorts: jax.Array, present: jax.Array, rounds: int
 ) -> tuple[jax.Array, jax.Array, Params, Any]:
     """Rounds t, t + 1, ... until `rounds` are done or a number is no longer finite."""
 
@@ -207,10 +205,10 @@ def _advance(
     def one_round(carry: Any) -> Any:
         done, _, w, clients = carry
         who = cohorts[done]
-        update = _each("client_update", algorithm, model, store, key, w, clients, t + done, who)
-        count = jnp.where(present, store.n_train[who], 0)
+        update = _each("client_update", job, w, clients, t + done, who)
+        count = jnp.where(present, job.store.n_train[who], 0)
         after = (
-            algorithm.server_update(w, update.upload, count) if algorithm.has_global else w,
+            job.algorithm.server_update(w, update.upload, count) if job.algorithm.has_global else w,
             jax.tree.map(lambda every, new: every.at[who].set(new), clients, update.state),
         )
         finite = Params(after).all_finite()
@@ -221,34 +219,17 @@ def _advance(
 
 
 @jax.jit
-def _answer(
-    algorithm: Algorithm,
-    model: Model,
-    store: Store,
-    key: jax.Array,
-    w: Params,
-    clients: Any,
-    t: int,
-    who: jax.Array,
-) -> Any:
-    return _each("answer", algorithm, model, store, key, w, clients, t, who)
+def _answer(job: Job, w: Params, clients: Any, t: int, who: jax.Array) -> Any:
+    return _each("answer", job, w, clients, t, who)
 
 
 def _each(
-    method: Literal["client_update", "answer"],
-    algorithm: Algorithm,
-    model: Model,
-    store: Store,
-    key: jax.Array,
-    w: Params,
-    clients: Any,
-    t: Any,
-    who: jax.Array,
+    method: Literal["client_update", "answer"], job: Job, w: Params, clients: Any, t: Any, who: jax.Array
 ) -> Any:
     """What every client i in `who` makes of (key_i, problem_i, w, state_i), at once and on all devices."""
 
-    def part(shared: Any, who: jax.Array) -> Any:
-        algorithm, model, store, key, w, clients = shared
+    def part(shared: tuple[Job, Params, Any], who: jax.Array) -> Any:
+        (algorithm, model, store, key), w, clients = shared
 
         def client(i: jax.Array) -> Any:
             own = jax.tree.map(lambda every: every[i], clients)
@@ -257,7 +238,8 @@ def _each(
 
         return jax.vmap(client)(who)
 
-    return over_devices(part, (algorithm, model, store, jax.random.fold_in(key, t), w, clients), who)
+    round_job = job._replace(key=jax.random.fold_in(job.key, t))
+    return over_devices(part, (round_job, w, clients), who)
 
 
 @partial(jax.jit, static_argnames="rows")

@@ -1,0 +1,64 @@
+"""The number of devices changes results by rounding alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+SCRIPT = """
+import json, sys
+import jax
+from pfedme.algorithms import ALGORITHMS
+from pfedme.data.synthetic import Synthetic
+from pfedme.models import DNN
+from pfedme.simulate import Simulation
+
+federation = Synthetic(clients=7, rows=30, features=6, classes=3).load()
+model = DNN(hidden=(5,)).build(6, 3)
+result = {"devices": jax.device_count()}
+for name, cls in ALGORITHMS.items():
+    simulation = Simulation(cls(R=3, B=5), model, federation, cohort=3)
+    state, finite = simulation.advance(simulation.start(), 4)
+    assert finite
+    evaluation, models = simulation.evaluate(state)
+    result[name] = {
+        "w": state.w.ravel().tolist(),
+        "personal": None if models.personal is None else models.personal.ravel(1).tolist(),
+        "loss": {kind: scores.loss.tolist() for kind, scores in evaluation.test.items()},
+        "correct": {kind: scores.correct.tolist() for kind, scores in evaluation.test.items()},
+    }
+print(json.dumps(result))
+"""
+
+
+def results(devices: int) -> dict:
+    """What a process with so many devices computes: cohorts and clients do not divide evenly."""
+    environment = {**os.environ, "JAX_NUM_CPU_DEVICES": str(devices)}
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], env=environment, check=True, capture_output=True, text=True
+    )
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def single() -> dict:
+    return results(1)
+
+
+@pytest.mark.parametrize("devices", [2, 5])
+def test_results_do_not_depend_on_the_number_of_devices(single: dict, devices: int):
+    several = results(devices)
+    assert (single.pop("devices", 1), several.pop("devices")) == (1, devices)
+    for name, want in single.items():
+        got = several[name]
+        np.testing.assert_allclose(got["w"], want["w"], rtol=1e-4, atol=1e-6, err_msg=name)
+        if want["personal"] is not None:
+            np.testing.assert_allclose(got["personal"], want["personal"], rtol=1e-4, atol=1e-6, err_msg=name)
+        for kind, loss in want["loss"].items():
+            np.testing.assert_allclose(got["loss"][kind], loss, rtol=1e-4, err_msg=f"{name} {kind}")
+        assert got["correct"] == want["correct"]

@@ -1,0 +1,36 @@
+"""Mini-batches: which rows a client draws."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from laws import federation, problem, softmax_regression
+
+from pfedme.problem import _scaled
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 187, 2**16 - 1, 2**16, 2**16 + 1, 10**6, 2**31 - 1])
+def test_random_bits_scale_to_rows_as_whole_numbers_would(count: int):
+    bits = np.random.default_rng(0).integers(0, 2**32, 20_000, dtype=np.uint64)
+    bits[:2] = 0, 2**32 - 1
+    got = _scaled(jnp.asarray(bits.astype(np.uint32)), jnp.int32(count))
+    assert (np.asarray(got) == (bits * np.uint64(count)) >> np.uint64(32)).all()
+
+
+def test_rows_are_drawn_uniformly_from_the_clients_training_rows_and_from_no_other():
+    fed = federation()
+    for i in range(fed.clients):
+        own = problem(fed, softmax_regression(0.0), i)
+        rows = np.asarray(own.draw(jax.random.key(i), 50, 400)) - fed.start[i]
+        n = int(fed.n_train[i])
+        assert rows.min() >= 0
+        assert rows.max() < n
+        seen = np.bincount(rows.ravel(), minlength=n)
+        # Each count is binomial(20000, 1/n): six standard deviations.
+        assert np.abs(seen - rows.size / n).max() <= 6 * np.sqrt(rows.size / n) + 1e-9
+
+
+def test_more_batches_begin_with_the_same_ones():
+    own = problem(federation(), softmax_regression(0.0), 1)
+    few, many = (own.draw(jax.random.key(3), R, 5) for R in (2, 6))
+    assert (few == many[:2]).all()
