@@ -12,7 +12,7 @@ run: $(INSTALLED)
 	    --data synthetic --model mlr --rounds 600 --cohort 10 --out runs/first --force
 
 test: lint
-	$(BIN)/pytest -m "not slow"
+	$(BIN)/pytest -m "not slow" -n 2 --dist loadfile
 
 test-slow: $(INSTALLED)
 	$(BIN)/pytest -m slow

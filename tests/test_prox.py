@@ -202,7 +202,7 @@ def batch_loss(hidden: tuple[int, ...], l2: float, weighted: bool) -> tuple[Loss
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_steps_in_sample_space_are_the_plain_steps(hidden: tuple[int, ...], l2: float, solver: Solver):
     f, w, start = batch_loss(hidden, l2, weighted=bool(l2))
-    for K, nu in ((1, None), (5, None), (13, None), (5, 1e-3)):
+    for K, nu in ((7, None), (5, 1e-3)):
         got = solve(f, w, start, 3.0, 0.05, K, nu, solver)
         want = descend(f, w, start, 3.0, 0.05, K, nu, solver)
         assert int(got.steps) == int(want.steps)

@@ -210,7 +210,7 @@ def test_a_problem_of_the_store_holds_the_clients_training_rows():
 
 
 def test_evaluating_some_clients_gives_what_evaluating_all_gives_them():
-    sim = simulation()
+    sim = simulation(PFedMe)
     state, _ = sim.advance(sim.start(), 2)
     who = np.array([3, 0])
     (every, models), (some, own) = sim.evaluate(state), sim.evaluate(state, who)
