@@ -272,6 +272,8 @@ class _Execution:
         """What to do after a failed write."""
         if self.folder and self.folder.checkpoint.exists():
             return f" The last checkpoint is whole: make room, then 'pfedme resume {self.folder.path}'."
+        if self.folder and self.folder.record.exists():
+            return f" Make room, then 'pfedme resume {self.folder.path}' starts it again."
         return ""
 
     def save(self, state: State, *, now: bool = False) -> None:
