@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: run test test-slow lint bench clean
+.PHONY: run test lint bench clean
 
 run: $(INSTALLED)
 	$(BIN)/pfedme compare \
@@ -12,10 +12,7 @@ run: $(INSTALLED)
 	    --data synthetic --model mlr --rounds 600 --cohort 10 --out runs/first --force
 
 test: lint
-	$(BIN)/pytest -m "not slow" -n 2 --dist loadfile
-
-test-slow: $(INSTALLED)
-	$(BIN)/pytest -m slow
+	$(BIN)/pytest -n 2 --dist loadfile
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
