@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import os
 import subprocess
 import sys
 import time
@@ -24,6 +23,7 @@ from matplotlib.figure import Figure
 from torch_loop import Loop
 
 from pfedme.algorithms import PFedMe
+from pfedme.devices import cores
 from pfedme.files import atomic_write
 
 HERE = Path(__file__).parent
@@ -43,7 +43,7 @@ def sgemm_gflops(size: int = 3072, repetitions: int = 5) -> float:
     a = jnp.ones((size, size), jnp.float32)
     b = torch.ones((size, size))
     threads = torch.get_num_threads()
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    torch.set_num_threads(cores())
     products = [lambda: (a @ a).block_until_ready(), lambda: b @ b]
     best = min(min(timed(p) for _ in range(repetitions)) for p in products)
     torch.set_num_threads(threads)
@@ -53,7 +53,7 @@ def sgemm_gflops(size: int = 3072, repetitions: int = 5) -> float:
 def best_threads(loop: Loop) -> int:
     """The number of threads with which PyTorch's loop is fastest, tried on two clients."""
     seconds = {}
-    for threads in (1, len(os.sched_getaffinity(0))):
+    for threads in (1, cores()):
         torch.set_num_threads(threads)
         loop.pfedme(range(1))
         seconds[threads] = timed(lambda: loop.pfedme(range(2)))
@@ -188,7 +188,7 @@ def main() -> None:
     )
     quick = (args := parser.parse_args()).quick
     results: dict[str, Any] = {
-        "machine": {"cores": len(os.sched_getaffinity(0)), "sgemm_gflops": sgemm_gflops()},
+        "machine": {"cores": cores(), "sgemm_gflops": sgemm_gflops()},
         "cells": {},
     }
     for name, cell in CELLS.items():

@@ -28,9 +28,3 @@ def test_rows_are_drawn_uniformly_from_the_clients_training_rows_and_from_no_oth
         seen = np.bincount(rows.ravel(), minlength=n)
         # Each count is binomial(20000, 1/n): six standard deviations.
         assert np.abs(seen - rows.size / n).max() <= 6 * np.sqrt(rows.size / n) + 1e-9
-
-
-def test_more_batches_begin_with_the_same_ones():
-    own = problem(federation(), softmax_regression(0.0), 1)
-    few, many = (own.draw(jax.random.key(3), R, 5) for R in (2, 6))
-    assert (few == many[:2]).all()

@@ -14,6 +14,7 @@ from pfedme.files import atomic_write, refuse_file, writing
 from pfedme.report.figures import curves
 from pfedme.report.tables import comparison_csv
 from pfedme.run import Run
+from pfedme.spec import check
 
 PLAN = "compare.json"
 
@@ -61,8 +62,9 @@ def compare(
         for label, run in zip(_labels(runs), runs, strict=True)
         for k in range(seeds)
     ]
-    for _, run, _ in jobs:
-        run.prepare()  # whatever is wrong with a run shows here, before anything is touched
+    for run in runs:  # whatever is wrong with a run shows here, before anything is touched
+        check(dataclasses.replace(run, seed=run.seed + seeds - 1), "the run")
+        run.prepare()
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
         document = [

@@ -18,11 +18,19 @@ T = TypeVar("T")
 
 AXIS = "work"
 
+
+def cores() -> int:
+    """The cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):  # not on macOS and Windows
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 # XLA runs these small batched products on one core of a device, so each core is made a device. This must
 # come before JAX starts; where it has started, or JAX_NUM_CPU_DEVICES is set, it is left as it is.
 if getattr(jax.config, "jax_num_cpu_devices", 0) < 0:
     with contextlib.suppress(RuntimeError):
-        jax.config.update("jax_num_cpu_devices", len(os.sched_getaffinity(0)))
+        jax.config.update("jax_num_cpu_devices", cores())
 
 
 def keep_compiled_programs() -> None:

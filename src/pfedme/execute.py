@@ -8,7 +8,6 @@ import hashlib
 import importlib.metadata
 import io
 import json
-import os
 import platform
 import time
 from collections.abc import Callable, Iterator
@@ -25,6 +24,7 @@ import safetensors.numpy
 from pfedme import __version__
 from pfedme.algorithms import Algorithm
 from pfedme.algorithms.base import Models
+from pfedme.devices import cores
 from pfedme.errors import InputError, Interrupted, RunError
 from pfedme.federation import Federation
 from pfedme.files import atomic_write, refuse_file, writing
@@ -383,7 +383,7 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         **{name: importlib.metadata.version(name) for name in ("jax", "jaxlib", "numpy")},
         "system": f"{platform.system()} {platform.machine()}",
-        "cores": os.cpu_count(),
+        "cores": cores(),
         "devices": [str(d.device_kind) for d in jax.devices()],
     }
 

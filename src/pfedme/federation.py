@@ -11,7 +11,7 @@ import numpy as np
 from pfedme.errors import InputError
 
 
-def aligned(shape: tuple[int, ...], dtype: type[np.generic]) -> np.ndarray:
+def aligned(shape: tuple[int, ...], dtype: np.typing.DTypeLike) -> np.ndarray:
     """An empty array at an address that XLA can use without making a copy."""
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
     raw = np.empty(size + 64, np.uint8)
@@ -39,7 +39,6 @@ class Federation:
     classes: int
     ids: np.ndarray
     """What a client's randomness is addressed by; it stays the client's when others come and go."""
-    label_names: Sequence[str] = ()
     note: str = ""
     """What a reader of the description should know about where the rows come from."""
 
@@ -69,7 +68,7 @@ class Federation:
         if shuffle is not None:
             owner = np.repeat(np.arange(len(counts)), counts)
             order = np.lexsort((shuffle.random(len(y)), owner))
-            x, y = x[order], y[order]
+            x, y = np.take(x, order, axis=0, out=aligned(x.shape, x.dtype)), y[order]
         n_train = np.minimum(np.maximum(np.floor(train * counts).astype(np.int64), 1), counts)
         return cls(
             x=x, y=y, n_train=n_train, n_test=counts - n_train, classes=classes,

@@ -129,7 +129,7 @@ class Network(Model):
         """The gradient of loss(head(rest, z)) in z and in the layers of `rest`.
 
         What jax.grad would give, but for how Wᵀ G is computed: XLA's product with a small transposed matrix
-        is several times slower on CPUs than the sum written out.
+        is slower on CPUs than the sum written out.
         """
         zs = [z]
         for W, b in rest:

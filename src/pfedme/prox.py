@@ -10,6 +10,7 @@ never leaves the span of A_w, A_0 and the rows of X: `Span` takes the same steps
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Literal, NamedTuple, Protocol
 
 import jax
@@ -67,15 +68,23 @@ def prox(
     """
     if isinstance(f, Loss) and isinstance(f.model, Network):
         span = Span.of(f, w, start)
-        found = descend(span, span.w, span.start, lam, alpha, K, nu, solver)
+        found = descend(span, span.w, span.start, lam, alpha, K, nu, solver, span.square)
         return found._replace(theta=span.point(found.theta))
     return descend(f, w, start, lam, alpha, K, nu, solver)
 
 
 def descend(
-    f: Smooth, w: Params, start: Params, lam: float, alpha: float, K: int, nu: float | None, solver: Solver
+    f: Smooth,
+    w: Params,
+    start: Params,
+    lam: float,
+    alpha: float,
+    K: int,
+    nu: float | None,
+    solver: Solver,
+    square: Callable[[Params], jax.Array] = lambda v: v @ v,
 ) -> Proximal:
-    """The steps of `prox`, in whatever coordinates f, w and start are given."""
+    """The steps of `prox`, in whatever coordinates f, w and start are given; `square` is ‖·‖² in them."""
     q = 0.0 if solver == "gradient" else _momentum(alpha * lam)
 
     def step(theta: Params, y: Params, gradient: Params) -> tuple[Params, Params]:
@@ -90,8 +99,6 @@ def descend(
 
         theta, _ = lax.fori_loop(0, K, one, (start, start), unroll=min(K, 5))
         return Proximal(theta, jnp.int32(K))
-
-    square = f.square if isinstance(f, Span) else lambda v: v @ v
 
     def unfinished(at: tuple[Params, Params, Params, jax.Array]) -> jax.Array:
         _, _, gradient, steps = at

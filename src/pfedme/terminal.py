@@ -28,8 +28,8 @@ class Bar:
     """Progress over all rounds of one or several runs, on standard error."""
 
     def __init__(self, total: int) -> None:
-        self.total, self.before, self.latest = total, 0, ""
-        self.place, self.rounds_of_place = 0, 0
+        self.total, self.latest = total, ""
+        self.first: int | None = None  # rounds that were done before, as when a run is resumed
         self.began = self.said = time.monotonic()
         self.live: Progress | None = None
         if sys.stderr.isatty():
@@ -51,11 +51,8 @@ class Bar:
 
     def __call__(self, name: str, place: int, step: Step) -> None:
         """Shows that run number `place`, called `name`, has come to `step`."""
-        if place != self.place:
-            self.before += self.rounds_of_place * (place - self.place)
-            self.place = place
-        self.rounds_of_place = step.rounds
-        done = self.before + step.round
+        done = place * step.rounds + step.round  # all runs of a plan have as many rounds
+        self.first = done if self.first is None else self.first
         if step.entry:
             self.latest = accuracies(step.entry)
         if self.live:
@@ -63,7 +60,9 @@ class Bar:
         elif step.entry and (step.round in (0, step.rounds) or time.monotonic() - self.said >= LINE_EVERY_S):
             self.said = time.monotonic()
             spent = self.said - self.began
-            left = f", {spent / done * (self.total - done):.0f} s left" if 0 < done < self.total else ""
+            left = ""
+            if self.first < done < self.total:
+                left = f", {spent / (done - self.first) * (self.total - done):.0f} s left"
             print(
                 f"{name} round {step.round}/{step.rounds}: {self.latest}{left}", file=sys.stderr, flush=True
             )
