@@ -1,8 +1,6 @@
 """What every algorithm in the list promises, whatever it does. A new algorithm is tested by being listed."""
 
 import dataclasses
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -30,6 +28,7 @@ from laws import (
 )
 
 from pfedme.algorithms import ALGORITHMS, Algorithm, FedAvg, Models
+from pfedme.execute import compilation
 from pfedme.federation import Federation
 from pfedme.simulate import Simulation, State
 from pfedme.spec import check, field_docs, field_types
@@ -259,26 +258,10 @@ def test_training_moves_the_models(cls):
 # --- compilation and divergence
 
 
-@contextmanager
-def compilations() -> Iterator[list[str]]:
-    """A list that grows with every program compiled in the block."""
-    seen: list[str] = []
-
-    def listen(event: str, duration_secs: float, **kwargs: str | int) -> None:
-        if "backend_compile" in event:
-            seen.append(event)
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    try:
-        yield seen
-    finally:
-        jax.monitoring.unregister_event_duration_listener(listen)
-
-
 def test_compilations_are_seen():
-    with compilations() as seen:
+    with compilation() as seconds:
         jax.jit(lambda x: x + 1)(3.0)
-    assert seen
+    assert seconds
 
 
 @every_algorithm
@@ -287,11 +270,11 @@ def test_changing_a_float_does_not_compile_again(cls):
     floats = [name for name, value in vars(sim.algorithm).items() if isinstance(value, float)]
     assert "eta" in floats
     changed = tiny(cls, **{name: 0.5 * getattr(sim.algorithm, name) for name in floats})
-    with compilations() as seen:
+    with compilation() as seconds:
         other = Simulation(changed, network(l2=0.3), federation(), cohort=3, seed=9)
         after, _ = other.advance(states[-1], 1)
         other.answer(after)
-    assert not seen
+    assert not seconds
     unchanged, _ = Simulation(sim.algorithm, network(l2=0.3), federation(), cohort=3, seed=9).advance(
         states[-1], 1
     )

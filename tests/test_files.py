@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-import resource
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from stops import files_of_at_most
 
 from pfedme.errors import RunError
 from pfedme.files import atomic_write, cache_folder, writing
-
-
-@contextmanager
-def files_of_at_most(size: int) -> Iterator[None]:
-    """Writing beyond `size` bytes fails, as on a full disk."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.mark.parametrize(("content", "stored"), [(b"\x00\xff", b"\x00\xff"), ("λ = 15", "λ = 15".encode())])

@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pfedme.execute import Progress
 from pfedme.federation import Federation
 from pfedme.report.describe import describe
 from pfedme.report.figures import curves
 from pfedme.report.tables import comparison_csv, mean_std, rows, sentences
+from pfedme.terminal import Bar
 
 
 def entry(round: int = 10, **accuracy: float | None) -> dict[str, Any]:
@@ -239,3 +241,13 @@ def test_what_makes_a_client_hard_is_said(counts: list[int], labels: list[int], 
     assert len(said) == len(warnings)
     for warning, start in zip(said, warnings, strict=True):
         assert warning.startswith(start)
+
+
+def test_a_resumed_plan_counts_the_runs_that_are_done(capsys: pytest.CaptureFixture[str]):
+    with Bar(total=9) as bar:  # three runs of three rounds, of which two were finished before
+        for t in range(4):
+            bar("third", 2, Progress(t, 3, {"round": t}))
+    lines = capsys.readouterr().err.splitlines()
+    assert "round 0/3" in lines[0]
+    assert "round 3/3" in lines[-1]
+    assert not [line for line in (lines[0], lines[-1]) if "left" in line]
