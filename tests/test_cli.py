@@ -203,7 +203,7 @@ def test_a_terminal_shows_a_live_bar(monkeypatch: pytest.MonkeyPatch):
         shown = os.read(ours, 100_000).decode()
     os.close(ours)
     assert "fedavg" in shown
-    assert "4/6" in shown
+    assert "3/6" in shown
     assert "global 78.65 %" in shown
     assert "personal 83.20 %" in shown
 

@@ -245,6 +245,8 @@ def test_what_makes_a_client_hard_is_said(counts: list[int], labels: list[int], 
 
 def test_a_resumed_plan_counts_the_runs_that_are_done(capsys: pytest.CaptureFixture[str]):
     with Bar(total=9) as bar:  # three runs of three rounds, of which two were finished before
+        for place in range(2):
+            bar("done", place, Progress(3, 3, None))
         for t in range(4):
             bar("third", 2, Progress(t, 3, {"round": t}))
     lines = capsys.readouterr().err.splitlines()

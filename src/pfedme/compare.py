@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from pfedme.errors import InputError, Interrupted, RunError
-from pfedme.execute import Folder, Progress, execute, resume
+from pfedme.errors import InputError, Interrupted
+from pfedme.execute import Folder, Progress, begin, carry_out, reopen
 from pfedme.files import atomic_write, refuse_file, writing
 from pfedme.report.figures import curves
 from pfedme.report.tables import comparison_csv
@@ -77,31 +77,57 @@ def compare(
 
 
 def resume_comparison(out: Path, *, watch: Watch = lambda *_: None) -> Comparison:
-    """Goes on with a comparison: finished runs are read, the unfinished one is resumed, the rest is run."""
+    """Goes on with a comparison: finished runs are read, unfinished ones are resumed, the rest is run."""
+    jobs = read_plan(out)
+    try:
+        carry_out_plan(
+            [(job["label"], Run.from_json(job["config"]), out / job["folder"]) for job in jobs], watch
+        )
+    except Interrupted:
+        raise Interrupted(out) from None
     records: dict[str, list[dict[str, Any]]] = {}
-    for place, job in enumerate(read_plan(out)):
-        folder, label = Folder(out / job["folder"]), job["label"]
-
-        def tell(progress: Progress, label: str = label, place: int = place) -> None:
-            watch(label, place, progress)
-
-        try:
-            if not folder.record.exists():
-                execute(Run.from_json(job["config"]), folder.path, force=True, watch=tell)
-            elif folder.status() == "running":
-                resume(folder.path, watch=tell)
-        except Interrupted:
-            raise Interrupted(out) from None
-        except RunError:
-            # One that diverged does not spoil the others; anything else ends the comparison.
-            if not folder.record.exists() or folder.status() != "diverged":
-                raise
-        records.setdefault(label, []).append(folder.read())
+    for job in jobs:
+        records.setdefault(job["label"], []).append(Folder(out / job["folder"]).read())
     comparison = Comparison(records)
     with writing(out):
         atomic_write(out / "compare.csv", comparison_csv(comparison.finals))
         atomic_write(out / "compare.png", curves(comparison.histories))
     return comparison
+
+
+def carry_out_plan(plan: Sequence[tuple[str, Run, Path]], watch: Watch = lambda *_: None) -> None:
+    """Brings the run of each (label, run, folder) to its end, those that can share a program at once.
+
+    What a folder already holds is kept. A run that diverges says so in its record, and the others go on.
+    """
+    for places in _groups([run for _, run, _ in plan]):
+        executions = []
+        for place in places:
+            label, run, path = plan[place]
+            folder = Folder(path)
+
+            def tell(progress: Progress, label: str = label, place: int = place) -> None:
+                watch(label, place, progress)
+
+            if not folder.record.exists():
+                executions.append(begin(run, path, force=True, watch=tell))
+            elif folder.status() == "running":
+                executions.append(reopen(path, watch=tell))
+            else:
+                tell(Progress(run.rounds, run.rounds, None))
+        carry_out(executions, lanes=len(places))
+
+
+def _groups(runs: Sequence[Run]) -> list[list[int]]:
+    """The places of runs that differ in seeds and floats alone, no more together than is fast."""
+    alike: dict[Any, list[int]] = {}
+    for place, run in enumerate(runs):
+        alike.setdefault(run.program(), []).append(place)
+    groups = []
+    for places in alike.values():
+        most = runs[places[0]].prepare()[1].at_once
+        groups += [places[k : k + most] for k in range(0, len(places), most)]
+    return groups
 
 
 def read_plan(out: Path) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""The two ways in which a command ends badly; both carry one or two sentences that say what to do."""
+"""The ways in which a command ends badly; errors carry one or two sentences that say what to do."""
 
 from __future__ import annotations
 
@@ -13,6 +13,10 @@ class InputError(ValueError):
 
 class RunError(RuntimeError):
     """The run failed, or diverged. Exit status 1."""
+
+
+class Diverged(RunError):
+    """The run's numbers are no longer finite; its last finite state is kept."""
 
 
 class Interrupted(KeyboardInterrupt):

@@ -10,7 +10,7 @@ import io
 import json
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
@@ -25,12 +25,12 @@ from pfedme import __version__
 from pfedme.algorithms import Algorithm
 from pfedme.algorithms.base import Models
 from pfedme.devices import cores
-from pfedme.errors import InputError, Interrupted, RunError
+from pfedme.errors import Diverged, InputError, Interrupted, RunError
 from pfedme.federation import Federation
 from pfedme.files import atomic_write, refuse_file, writing
 from pfedme.models import Network
 from pfedme.run import Run
-from pfedme.simulate import MOST_ROUNDS, Evaluation, Simulation, State
+from pfedme.simulate import MOST_ROUNDS, Evaluation, Simulation, State, advance
 from pfedme.spec import to_json
 
 CHECKPOINT_EVERY_S = 5.0
@@ -47,6 +47,9 @@ class Progress:
     rounds: int
     entry: dict[str, Any] | None
     """The newest evaluation, right after it was made; else None."""
+
+
+Watch = Callable[[Progress], None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,24 +118,39 @@ class Folder:
 
 
 def execute(
-    run: Run,
-    out: Path | None = None,
-    *,
-    force: bool = False,
-    watch: Callable[[Progress], None] = lambda _: None,
+    run: Run, out: Path | None = None, *, force: bool = False, watch: Watch = lambda _: None
 ) -> Result:
     """Carries out a run from its beginning; with `out`, in a folder that keeps it."""
+    return _alone(begin(run, out, force=force, watch=watch))
+
+
+def resume(out: Path, *, watch: Watch = lambda _: None) -> Result:
+    """Goes on with an interrupted run; the result is the uninterrupted one's to the bit."""
+    return _alone(reopen(out, watch=watch))
+
+
+def _alone(execution: Execution) -> Result:
+    (outcome,) = carry_out([execution])
+    if isinstance(outcome, RunError):
+        raise outcome
+    return outcome
+
+
+def begin(
+    run: Run, out: Path | None = None, *, force: bool = False, watch: Watch = lambda _: None
+) -> Execution:
+    """A run before its first round; with `out`, in a folder that keeps it."""
     folder = Folder(out) if out else None
     if folder:
         folder.refuse(force=force)
     run, simulation = run.prepare()
     if folder:
         folder.claim()
-    return _Execution(run, simulation, folder, watch).finish(simulation.start())
+    return Execution(run, simulation, folder, watch)
 
 
-def resume(out: Path, *, watch: Callable[[Progress], None] = lambda _: None) -> Result:
-    """Goes on with an interrupted run; the result is the uninterrupted one's to the bit."""
+def reopen(out: Path, *, watch: Watch = lambda _: None) -> Execution:
+    """An interrupted run as its checkpoint has it."""
     folder = Folder(out)
     record = folder.read()
     if record.get("status") == "finished":
@@ -148,76 +166,117 @@ def resume(out: Path, *, watch: Callable[[Progress], None] = lambda _: None) -> 
         run = Run.from_json(record["config"])
     except (KeyError, TypeError) as error:
         raise InputError(f"{folder.record} is damaged: {error}; start the run again.") from None
-    run, simulation = run.prepare()
-    execution = _Execution(run, simulation, folder, watch)
-    return execution.finish(execution.restore() if folder.checkpoint.exists() else simulation.start())
+    return Execution(*run.prepare(), folder, watch)
 
 
-class _Execution:
+def carry_out(executions: Sequence[Execution], lanes: int = 1) -> list[Result | RunError]:
+    """The results of runs that differ in seeds and in floats alone, their rounds in one compiled program.
+
+    One that diverges leaves its error, and the others go on. The program always has as many `lanes`, and
+    spare ones repeat the first run, because the last bits of a result depend on their number.
+    """
+    outcomes: dict[Execution, Result | RunError] = {}
+    courses = {execution: execution.course() for execution in executions}
+    limits: dict[Execution, int] = {}
+    pace = 1  # rounds in the next call
+
+    def proceed(execution: Execution, news: tuple[State, bool] | None) -> None:
+        limits.pop(execution, None)
+        try:
+            limits[execution] = courses[execution].send(news)
+        except StopIteration as end:
+            outcomes[execution] = end.value
+        except Diverged as error:
+            outcomes[execution] = error
+
+    try:
+        for execution in executions:
+            proceed(execution, None)
+        while under_way := list(limits):
+            rounds = min(pace, *limits.values())
+            ride = under_way + under_way[:1] * (lanes - len(under_way))
+            with timed() as took:
+                after = advance([e.simulation for e in ride], [e.state for e in ride], rounds)
+            if took["compile_s"] == 0:
+                pace = int(np.clip(CALL_S * rounds / max(took["work_s"], 1e-6), 1, MOST_ROUNDS))
+            for execution, news in zip(under_way, after, strict=False):
+                execution.spent("train_s", took, 1 / len(under_way))
+                execution.state = news[0]
+            for execution, news in zip(under_way, after, strict=False):
+                proceed(execution, news)
+    except KeyboardInterrupt:
+        for execution in executions:
+            if execution not in outcomes:
+                execution.save(now=True)
+        folder = executions[0].folder
+        raise Interrupted(folder.path if folder else None) from None
+    return [outcomes[execution] for execution in executions]
+
+
+class Execution:
     """A run under way."""
 
-    def __init__(
-        self, run: Run, simulation: Simulation, folder: Folder | None, watch: Callable[[Progress], None]
-    ) -> None:
+    def __init__(self, run: Run, simulation: Simulation, folder: Folder | None, watch: Watch) -> None:
         self.run, self.simulation, self.folder, self.watch = run, simulation, folder, watch
         self.history: list[dict[str, Any]] = []
         self.timing = {"compile_s": 0.0, "train_s": 0.0, "eval_s": 0.0}
         self.reason: str | None = None
         self.evaluated = simulation.evaluated(run.eval_clients or simulation.federation.clients)
-        self.pace = 1  # rounds in the next call
         self.saved = time.monotonic()
-        if folder and not folder.checkpoint.exists():
+        if folder and folder.checkpoint.exists():
+            self.state = self.restore()
+        else:
+            self.state = simulation.start()
             self.write_record("running")
 
-    def finish(self, state: State) -> Result:
-        """Rounds and evaluations from `state` to the end, and then the results."""
-        try:
-            while True:
-                evaluated = bool(self.history) and self.history[-1]["round"] == state.t
-                due = state.t % (self.run.eval_every or 1) == 0 or state.t == self.run.rounds
-                if due and (not evaluated or state.t == self.run.rounds):
-                    evaluation, models = self.evaluate(state, keep=not evaluated)
-                    if state.t == self.run.rounds:
-                        return self.results(state, evaluation, models)
-                self.save(state)
-                state = self.advance(state)
-                self.watch(Progress(state.t, self.run.rounds, None))
-        except KeyboardInterrupt:
-            self.save(state, now=True)
-            raise Interrupted(self.folder.path if self.folder else None) from None
+    def course(self) -> Generator[int, tuple[State, bool] | None, Result]:
+        """Rounds and evaluations to the end, and then the results.
 
-    def advance(self, state: State) -> State:
-        """A few rounds, as many as take about CALL_S, up to the next evaluation."""
-        every = self.run.eval_every or 1
-        rounds = min(self.pace, every - state.t % every, self.run.rounds - state.t)
-        with self.timed("train_s") as took:
-            after, finite = self.simulation.advance(state, rounds)
-        if not finite:
-            self.diverged(after, "the shared model" if self.run.algorithm.has_global else "a client's model")
-        if took["compile_s"] == 0:
-            self.pace = int(np.clip(CALL_S * rounds / max(took["train_s"], 1e-6), 1, MOST_ROUNDS))
-        return after
+        Yields how many rounds may pass before the next evaluation, and is sent what became of the state
+        after some of them.
+        """
+        every, rounds = self.run.eval_every or 1, self.run.rounds
+        while True:
+            t = self.state.t
+            evaluated = bool(self.history) and self.history[-1]["round"] == t
+            if (t % every == 0 and not evaluated) or t == rounds:
+                evaluation, models = self.evaluate(self.state, keep=not evaluated)
+                if t == rounds:
+                    return self.results(self.state, evaluation, models)
+            self.save()
+            news = yield min(every - t % every, rounds - t)
+            assert news is not None
+            self.state, finite = news
+            if not finite:
+                self.diverged("the shared model" if self.run.algorithm.has_global else "a client's model")
+            self.watch(Progress(self.state.t, rounds, None))
 
     def evaluate(self, state: State, *, keep: bool) -> tuple[Evaluation, Models]:
         """The evaluation of `state`, put into the history."""
-        with self.timed("eval_s"):
+        with timed() as took:
             evaluation, models = self.simulation.evaluate(state, self.evaluated)
+        self.spent("eval_s", took)
         if not evaluation.finite:
-            self.diverged(state, "a client's model")
+            self.diverged("a client's model")
         if keep:
             self.history.append(evaluation.entry())
         self.watch(Progress(state.t, self.run.rounds, self.history[-1]))
         return evaluation, models
 
-    def diverged(self, state: State, what: str) -> NoReturn:
+    def spent(self, what: str, took: dict[str, float], share: float = 1.0) -> None:
+        """Books a share of the time that something took."""
+        self.timing[what] += share * took["work_s"]
+        self.timing["compile_s"] += share * took["compile_s"]
+
+    def diverged(self, what: str) -> NoReturn:
         """Saves the last finite state and says why it may have come to this."""
-        self.save(state, now=True)
+        self.save(now=True)
         cause = advice(self.run.algorithm, self.simulation.smoothness())
         where = f" The last finite state is in {self.folder.checkpoint}." if self.folder else ""
         name = self.run.algorithm.name
-        self.reason = f"{name} diverged in round {state.t}: {what} is no longer finite. {cause}{where}"
+        self.reason = f"{name} diverged in round {self.state.t}: {what} is no longer finite. {cause}{where}"
         self.write_record("diverged")
-        raise RunError(self.reason)
+        raise Diverged(self.reason)
 
     def results(self, state: State, evaluation: Evaluation, models: Models) -> Result:
         """The finished run; its folder is complete once record.json says so."""
@@ -276,8 +335,9 @@ class _Execution:
             return f" Make room, then 'pfedme resume {self.folder.path}' starts it again."
         return ""
 
-    def save(self, state: State, *, now: bool = False) -> None:
+    def save(self, *, now: bool = False) -> None:
         """A checkpoint, if it is time for one."""
+        state = self.state
         if not self.folder or not (now or time.monotonic() - self.saved >= CHECKPOINT_EVERY_S):
             return
         tensors = {"w": np.asarray(state.w.ravel())}
@@ -320,17 +380,16 @@ class _Execution:
             about["round"], start.w.like(jnp.asarray(tensors["w"])), jax.tree.unflatten(structure, kept)
         )
 
-    @contextmanager
-    def timed(self, what: str) -> Iterator[dict[str, float]]:
-        """Adds the time inside to `what`, and its share of compilation to compile_s."""
-        took: dict[str, float] = {}
-        begin = time.perf_counter()
-        with compilation() as compiled:
-            yield took
-        took["compile_s"] = sum(compiled)
-        took[what] = max(0.0, time.perf_counter() - begin - took["compile_s"])
-        for key, value in took.items():
-            self.timing[key] += value
+
+@contextmanager
+def timed() -> Iterator[dict[str, float]]:
+    """The seconds that the work inside takes: `compile_s` of compilation, and `work_s` of the rest."""
+    took: dict[str, float] = {}
+    begin = time.perf_counter()
+    with compilation() as compiled:
+        yield took
+    took["compile_s"] = sum(compiled)
+    took["work_s"] = max(0.0, time.perf_counter() - begin - took["compile_s"])
 
 
 @contextmanager

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
+from collections.abc import Hashable
 from functools import lru_cache
 from typing import Any
+
+import jax
 
 from pfedme.algorithms import ALGORITHMS, Algorithm
 from pfedme.data import DATA, Source
@@ -75,6 +78,11 @@ class Run:
             if value is not None:
                 words += [f"--{name.replace('_', '-')}", str(value)]
         return shlex.join(words)
+
+    def program(self) -> Hashable:
+        """What two runs have in common if one compiled program can carry out both, at the same pace."""
+        shape = jax.tree.structure((self.algorithm, self.model))
+        return shape, self.data, *(getattr(self, name) for name in NUMBERS if name != "seed")
 
     def prepare(self) -> tuple[Run, Simulation]:
         """This run with every default filled in, and its simulation; loads the data."""

@@ -8,8 +8,9 @@ leave every client's computation as it was.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -26,8 +27,13 @@ from pfedme.models import Model, curvature
 from pfedme.problem import Problem
 from pfedme.tree import Params
 
+T = TypeVar("T")
+
 MOST_ROUNDS = 64
 """The most rounds in one call of the compiled program; the result does not depend on it."""
+
+CACHE_BYTES = 2**24
+"""What the models of all clients at work may take for several runs to be faster together than in turn."""
 
 
 class State(NamedTuple):
@@ -98,11 +104,10 @@ class Store:
 
 
 class Job(NamedTuple):
-    """What stays the same from round to round."""
+    """What stays the same from round to round of one run, beside its store of rows."""
 
     algorithm: Algorithm
     model: Model
-    store: Store
     key: jax.Array
 
 
@@ -121,8 +126,14 @@ class Simulation:
         self.seed, self.key = seed, jax.random.key(seed)
         self.cohort = cohort if algorithm.has_global else federation.clients
         self.store = Store.of(federation)
-        self._job = Job(algorithm, model, self.store, self.key)
+        self.job = Job(algorithm, model, self.key)
         self._by_id = np.argsort(federation.ids, kind="stable")
+
+    @property
+    def at_once(self) -> int:
+        """How many such runs are fastest together: as many as keep their clients' models in the caches."""
+        models = 2 * self.cohort * sum(leaf.nbytes for leaf in jax.tree.leaves(self.start().w))
+        return max(1, CACHE_BYTES // models)
 
     def start(self) -> State:
         """Before the first round."""
@@ -141,21 +152,12 @@ class Simulation:
 
         If not, the state is the one before the round that went wrong.
         """
-        rounds = min(rounds, MOST_ROUNDS)
-        if rounds == 0:
-            return state, True
-        drawn = [padded(self.cohort_of(state.t + k)) for k in range(rounds)]
-        cohorts = np.resize(np.array(drawn, np.int32), (MOST_ROUNDS, len(drawn[0])))
-        present = np.arange(cohorts.shape[1]) < self.cohort
-        done, finite, w, clients = _advance(
-            self._job, state.w, state.clients, state.t, cohorts, present, rounds
-        )
-        return State(state.t + int(done), w, clients), bool(finite)
+        return advance([self], [state], rounds)[0]
 
     def answer(self, state: State, who: np.ndarray | None = None) -> tuple[Models, dict[str, np.ndarray]]:
         """The local and personal models of clients `who` (default: all) in answer to w, stacked."""
         who = np.arange(self.federation.clients) if who is None else np.asarray(who)
-        models, info = _answer(self._job, state.w, state.clients, state.t, padded(who))
+        models, info = _answer(self.store, self.job, state, padded(who))
         models, info = jax.tree.map(lambda a: a[: len(who)], (models, info))
         return models, {k: np.asarray(v, np.float64) for k, v in info.items()}
 
@@ -192,54 +194,115 @@ class Simulation:
         return float(_smoothness(self.model, self.store, self.key, self.start().w, who, rows))
 
 
-@jax.jit
+def advance(
+    simulations: Sequence[Simulation], states: Sequence[State], rounds: int
+) -> list[tuple[State, bool]]:
+    """`Simulation.advance` of several runs in one program; all stop before a round in which one goes wrong.
+
+    They share the federation and the size of the cohort, and differ in seeds and in floats such as λ alone.
+    A run's result depends on how many there are by rounding, and on which they are not at all.
+    """
+    rounds = min(rounds, MOST_ROUNDS)
+    if rounds == 0:
+        return [(state, True) for state in states]
+    drawn = [
+        [sim.cohort_of(state.t + k) for k in range(rounds)]
+        for sim, state in zip(simulations, states, strict=True)
+    ]
+    who = np.concatenate(drawn, axis=1)
+    cohort = simulations[0].cohort
+    run = np.repeat(np.arange(len(drawn)), cohort)
+    who = np.stack([padded(members) for members in np.resize(who, (MOST_ROUNDS, len(run)))])
+    jobs = tuple(simulation.job for simulation in simulations)
+    done, finite, after = _advance(
+        simulations[0].store, jobs, tuple(states), padded(run), who.astype(np.int32), rounds, cohort=cohort
+    )
+    return [
+        (state._replace(t=before.t + int(done)), bool(ok))
+        for before, state, ok in zip(states, after, np.asarray(finite), strict=True)
+    ]
+
+
+@partial(jax.jit, static_argnames="cohort")
 def _advance(
-    job: Job, w: Params, clients: Any, t: int, cohorts: jax.Array, present: jax.Array, rounds: int
-) -> tuple[jax.Array, jax.Array, Params, Any]:
-    """Rounds t, t + 1, ... until `rounds` are done or a number is no longer finite."""
+    store: Store,
+    jobs: tuple[Job, ...],
+    states: tuple[State, ...],
+    run: jax.Array,
+    who: jax.Array,
+    rounds: int,
+    cohort: int,
+) -> tuple[jax.Array, jax.Array, list[State]]:
+    """Rounds until `rounds` are done or a number is no longer finite.
+
+    Client who[t, k] is of run[k]; the first `cohort` are of run 0, and so on; what is left over is padding.
+    """
+    job, start = _stacked(jobs), _stacked(states)
+
+    def by_run(a: jax.Array) -> jax.Array:
+        return jnp.reshape(a[: len(jobs) * cohort], (len(jobs), cohort, *a.shape[1:]))
 
     def unfinished(carry: Any) -> jax.Array:
-        done, finite, _, _ = carry
-        return (done < rounds) & finite
+        done, finite, _ = carry
+        return (done < rounds) & jnp.all(finite)
 
     def one_round(carry: Any) -> Any:
-        done, _, w, clients = carry
-        who = cohorts[done]
-        update = _each("client_update", job, w, clients, t + done, who)
-        count = jnp.where(present, job.store.n_train[who], 0)
-        after = (
-            job.algorithm.server_update(w, update.upload, count) if job.algorithm.has_global else w,
-            jax.tree.map(lambda every, new: every.at[who].set(new), clients, update.state),
+        done, _, state = carry
+        update = _each("client_update", store, job, state, run, who[done])
+        # A row a run; not a sum over all that gives other runs no weight, for zero times infinity is no zero.
+        uploads, count = jax.tree.map(by_run, (update.upload, store.n_train[who[done]]))
+        server = jax.vmap(lambda job, *answers: job.algorithm.server_update(*answers))
+        after = State(
+            state.t + 1,
+            server(job, state.w, uploads, count) if jobs[0].algorithm.has_global else state.w,
+            jax.tree.map(lambda kept, new: kept.at[run, who[done]].set(new), state.clients, update.state),
         )
-        finite = Params(after).all_finite()
-        w, clients = jax.tree.map(partial(jnp.where, finite), after, (w, clients))
-        return done + finite, finite, w, clients
+        finite = jax.vmap(lambda *own: Params(own).all_finite())(*after[1:])
+        fine = jnp.all(finite)
+        return done + fine, finite, jax.tree.map(partial(jnp.where, fine), after, state)
 
-    return lax.while_loop(unfinished, one_round, (jnp.int32(0), jnp.bool_(True), w, clients))
+    finite = jnp.ones(len(jobs), bool)
+    done, finite, end = lax.while_loop(unfinished, one_round, (jnp.int32(0), finite, start))
+    return done, finite, [_of(r, end) for r in range(len(jobs))]
+
+
+def _stacked(trees: Sequence[T]) -> T:
+    """One tree whose leaves have a leading axis over `trees`."""
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
+
+
+def _of(run: Any, tree: T) -> T:
+    """The part of a stacked tree that belongs to `run`."""
+    return jax.tree.map(lambda leaf: leaf[run], tree)
 
 
 @jax.jit
-def _answer(job: Job, w: Params, clients: Any, t: int, who: jax.Array) -> Any:
-    return _each("answer", job, w, clients, t, who)
+def _answer(store: Store, job: Job, state: State, who: jax.Array) -> Any:
+    return _each("answer", store, _stacked([job]), _stacked([state]), jnp.zeros_like(who), who)
 
 
 def _each(
-    method: Literal["client_update", "answer"], job: Job, w: Params, clients: Any, t: Any, who: jax.Array
+    method: Literal["client_update", "answer"],
+    store: Store,
+    job: Job,
+    state: State,
+    run: jax.Array,
+    who: jax.Array,
 ) -> Any:
-    """What every client i in `who` makes of (key_i, problem_i, w, state_i), at once and on all devices."""
+    """What client i = who[k] of run[k] makes of (key_i, problem_i, w, state_i), for all k at once."""
 
-    def part(shared: tuple[Job, Params, Any], who: jax.Array) -> Any:
-        (algorithm, model, store, key), w, clients = shared
+    def part(shared: tuple[Store, Job, State], work: tuple[jax.Array, jax.Array]) -> Any:
+        store, job, state = shared
 
-        def client(i: jax.Array) -> Any:
-            own = jax.tree.map(lambda every: every[i], clients)
-            own_key = jax.random.fold_in(key, store.ids[i])
-            return getattr(algorithm, method)(own_key, store.problem(model, i), w, own)
+        def client(run: jax.Array, i: jax.Array) -> Any:
+            (algorithm, model, key), w = _of(run, (job, state.w))
+            own_state = jax.tree.map(lambda kept: kept[run, i], state.clients)
+            own_key = jax.random.fold_in(jax.random.fold_in(key, jnp.asarray(state.t)[run]), store.ids[i])
+            return getattr(algorithm, method)(own_key, store.problem(model, i), w, own_state)
 
-        return jax.vmap(client)(who)
+        return jax.vmap(client)(*work)
 
-    round_job = job._replace(key=jax.random.fold_in(job.key, t))
-    return over_devices(part, (round_job, w, clients), who)
+    return over_devices(part, (store, job, state), (run, who))
 
 
 @partial(jax.jit, static_argnames="rows")

@@ -29,7 +29,8 @@ class Bar:
 
     def __init__(self, total: int) -> None:
         self.total, self.latest = total, ""
-        self.first: int | None = None  # rounds that were done before, as when a run is resumed
+        self.rounds: dict[int, int] = {}  # of each run, now
+        self.before: dict[int, int] = {}  # and when it was first heard of, as when it is resumed
         self.began = self.said = time.monotonic()
         self.live: Progress | None = None
         if sys.stderr.isatty():
@@ -51,8 +52,10 @@ class Bar:
 
     def __call__(self, name: str, place: int, step: Step) -> None:
         """Shows that run number `place`, called `name`, has come to `step`."""
-        done = place * step.rounds + step.round  # all runs of a plan have as many rounds
-        self.first = done if self.first is None else self.first
+        self.rounds[place] = step.round
+        self.before.setdefault(place, step.round)
+        done = sum(self.rounds.values())
+        new = done - sum(self.before.values())
         if step.entry:
             self.latest = accuracies(step.entry)
         if self.live:
@@ -61,8 +64,8 @@ class Bar:
             self.said = time.monotonic()
             spent = self.said - self.began
             left = ""
-            if self.first < done < self.total:
-                left = f", {spent / (done - self.first) * (self.total - done):.0f} s left"
+            if new > 0 and done < self.total:
+                left = f", {spent / new * (self.total - done):.0f} s left"
             print(
                 f"{name} round {step.round}/{step.rounds}: {self.latest}{left}", file=sys.stderr, flush=True
             )
