@@ -88,3 +88,21 @@ def test_local_steps_on_mini_batches_are_unbiased():
     error = row_steps.std(axis=0) / np.sqrt(B * rounds)
     assert (np.abs(steps.mean(axis=0) - row_steps.mean(axis=0)) <= 5 * error + 1e-12).all()
     np.testing.assert_allclose(steps.var(axis=0), row_steps.var(axis=0) / B, rtol=0.5)
+
+
+def test_cycled_batches_are_consecutive_rows_of_each_client():
+    fed, eta, R, B = federation(EXACT, dtype=np.float64), 0.2, 2, 4
+    algorithm = FedAvg(R=R, B=B, eta=eta, batches="cycled")
+    simulation = Simulation(algorithm, softmax_regression(L2), fed, cohort=fed.clients)
+    states = trajectory(simulation, start_at(simulation, w0), 3)
+    w = w0
+    for t, state in enumerate(states[1:]):
+        uploads = []
+        for rows in train_rows(fed):
+            local = w
+            for r in range(R):
+                at = (B * (R * t + r) + np.arange(B)) % len(rows.y)
+                local = local - eta * oracles.gradient(local, oracles.Rows(rows.x[at], rows.y[at]), L2)
+            uploads.append(local)
+        w = np.mean(uploads, axis=0)
+        np.testing.assert_allclose(flat(state.w), w, rtol=1e-10, atol=1e-12)

@@ -11,6 +11,7 @@ from laws import (
     differs,
     federation,
     flat,
+    held_out,
     point,
     problem,
     softmax_regression,
@@ -147,3 +148,15 @@ def test_the_personal_model_starts_from_the_w_received_and_not_from_the_local_mo
     one, other = (s.answer(start_at(s, w0))[0] for s in (few, many))
     assert_same_bits(one.personal, other.personal)
     assert differs(one.local, other.local)
+
+
+def test_adapted_on_test_rows_it_takes_two_steps_there():
+    sizes = ((8, 1), (4, 1), (16, 1))  # every batch of test rows is copies of the only one
+    fed, alpha, eta = federation(sizes, dtype=np.float64), 0.3, 0.1
+    algorithm = PerFedAvg(R=1, B=4, alpha=alpha, eta=eta, adapt_on="test")
+    simulation = Simulation(algorithm, softmax_regression(L2), fed, cohort=1)
+    models, _ = simulation.answer(start_at(simulation, w0))
+    for theta, rows in zip(flat(models.personal, True), held_out(fed), strict=True):
+        first = w0 - alpha * oracles.gradient(w0, rows, L2)
+        want = first - eta * oracles.gradient(first, rows, L2)
+        np.testing.assert_allclose(theta, want, rtol=1e-10, atol=1e-12)

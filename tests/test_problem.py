@@ -7,6 +7,7 @@ import pytest
 from laws import federation, problem, softmax_regression
 
 from pfedme.problem import _scaled
+from pfedme.simulate import Store
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 187, 2**16 - 1, 2**16, 2**16 + 1, 10**6, 2**31 - 1])
@@ -28,3 +29,23 @@ def test_rows_are_drawn_uniformly_from_the_clients_training_rows_and_from_no_oth
         seen = np.bincount(rows.ravel(), minlength=n)
         # Each count is binomial(20000, 1/n): six standard deviations.
         assert np.abs(seen - rows.size / n).max() <= 6 * np.sqrt(rows.size / n) + 1e-9
+
+
+def test_cycled_rows_come_in_order_round_after_round():
+    fed = federation()
+    store = Store.of(fed)
+    for i in range(fed.clients):
+        drawn = [
+            store.problem(softmax_regression(), i, t, "cycled").draw(jax.random.key(t), 2, 3)
+            for t in range(9)
+        ]
+        want = fed.start[i] + np.arange(9 * 6) % fed.n_train[i]
+        np.testing.assert_array_equal(np.concatenate(drawn).ravel(), want)
+
+
+def test_test_rows_are_the_clients_own_and_a_client_without_any_gives_a_training_row():
+    fed = federation()
+    for i in range(fed.clients):
+        rows = np.asarray(problem(fed, softmax_regression(), i).draw_test(jax.random.key(i), 500))
+        first = fed.start[i] + fed.n_train[i] if fed.n_test[i] else fed.start[i]
+        assert set(rows.tolist()) == set(range(first, first + max(1, fed.n_test[i])))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pfedme.errors import InputError, Interrupted
-from pfedme.execute import Folder, Progress, begin, carry_out, reopen
+from pfedme.execute import EVERYTHING, Folder, Progress, Wanted, begin, carry_out, reopen
 from pfedme.files import atomic_write, refuse_file, writing
 from pfedme.report.figures import curves
 from pfedme.report.tables import comparison_csv
@@ -95,7 +95,9 @@ def resume_comparison(out: Path, *, watch: Watch = lambda *_: None) -> Compariso
     return comparison
 
 
-def carry_out_plan(plan: Sequence[tuple[str, Run, Path]], watch: Watch = lambda *_: None) -> None:
+def carry_out_plan(
+    plan: Sequence[tuple[str, Run, Path]], watch: Watch = lambda *_: None, wanted: Wanted = EVERYTHING
+) -> None:
     """Brings the run of each (label, run, folder) to its end, those that can share a program at once.
 
     What a folder already holds is kept. A run that diverges says so in its record, and the others go on.
@@ -110,9 +112,9 @@ def carry_out_plan(plan: Sequence[tuple[str, Run, Path]], watch: Watch = lambda 
                 watch(label, place, progress)
 
             if not folder.record.exists():
-                executions.append(begin(run, path, force=True, watch=tell))
+                executions.append(begin(run, path, force=True, watch=tell, wanted=wanted))
             elif folder.status() == "running":
-                executions.append(reopen(path, watch=tell))
+                executions.append(reopen(path, watch=tell, wanted=wanted))
             else:
                 tell(Progress(run.rounds, run.rounds, None))
         carry_out(executions, lanes=len(places))

@@ -136,8 +136,26 @@ def _alone(execution: Execution) -> Result:
     return outcome
 
 
+@dataclasses.dataclass(frozen=True)
+class Wanted:
+    """What a run is to leave behind beside its record."""
+
+    files: bool = True
+    """The models, the table of clients and the curves."""
+    train_loss: bool = True
+    """The loss on training rows in every evaluation, which takes most of its time."""
+
+
+EVERYTHING = Wanted()
+
+
 def begin(
-    run: Run, out: Path | None = None, *, force: bool = False, watch: Watch = lambda _: None
+    run: Run,
+    out: Path | None = None,
+    *,
+    force: bool = False,
+    watch: Watch = lambda _: None,
+    wanted: Wanted = EVERYTHING,
 ) -> Execution:
     """A run before its first round; with `out`, in a folder that keeps it."""
     folder = Folder(out) if out else None
@@ -146,10 +164,10 @@ def begin(
     run, simulation = run.prepare()
     if folder:
         folder.claim()
-    return Execution(run, simulation, folder, watch)
+    return Execution(run, simulation, folder, watch, wanted)
 
 
-def reopen(out: Path, *, watch: Watch = lambda _: None) -> Execution:
+def reopen(out: Path, *, watch: Watch = lambda _: None, wanted: Wanted = EVERYTHING) -> Execution:
     """An interrupted run as its checkpoint has it."""
     folder = Folder(out)
     record = folder.read()
@@ -166,7 +184,7 @@ def reopen(out: Path, *, watch: Watch = lambda _: None) -> Execution:
         run = Run.from_json(record["config"])
     except (KeyError, TypeError) as error:
         raise InputError(f"{folder.record} is damaged: {error}; start the run again.") from None
-    return Execution(*run.prepare(), folder, watch)
+    return Execution(*run.prepare(), folder, watch, wanted)
 
 
 def carry_out(executions: Sequence[Execution], lanes: int = 1) -> list[Result | RunError]:
@@ -216,8 +234,11 @@ def carry_out(executions: Sequence[Execution], lanes: int = 1) -> list[Result | 
 class Execution:
     """A run under way."""
 
-    def __init__(self, run: Run, simulation: Simulation, folder: Folder | None, watch: Watch) -> None:
+    def __init__(
+        self, run: Run, simulation: Simulation, folder: Folder | None, watch: Watch, wanted: Wanted
+    ) -> None:
         self.run, self.simulation, self.folder, self.watch = run, simulation, folder, watch
+        self.wanted = wanted
         self.history: list[dict[str, Any]] = []
         self.timing = {"compile_s": 0.0, "train_s": 0.0, "eval_s": 0.0}
         self.reason: str | None = None
@@ -254,7 +275,7 @@ class Execution:
     def evaluate(self, state: State, *, keep: bool) -> tuple[Evaluation, Models]:
         """The evaluation of `state`, put into the history."""
         with timed() as took:
-            evaluation, models = self.simulation.evaluate(state, self.evaluated)
+            evaluation, models = self.simulation.evaluate(state, self.evaluated, train=self.wanted.train_loss)
         self.spent("eval_s", took)
         if not evaluation.finite:
             self.diverged("a client's model")
@@ -282,7 +303,7 @@ class Execution:
         """The finished run; its folder is complete once record.json says so."""
         w = state.w.ravel() if self.simulation.algorithm.has_global else None
         theta = models.personal.ravel(1) if models.personal is not None else None
-        if self.folder:
+        if self.folder and self.wanted.files:
             from pfedme.report.figures import curves
 
             with writing(self.folder.path, self.rescue()):

@@ -112,10 +112,12 @@ def _block_sums(
     return over_devices(sums, (model, theta, x, y), (client, start, valid))
 
 
-def summary(test: Scores, train: Scores) -> dict[str, Any]:
+def summary(test: Scores, train: Scores | None) -> dict[str, Any]:
     """A model's entry in the record; `worst_decile` is the mean over the worst tenth of the clients."""
     own = np.sort(test.accuracy[test.count > 0])
-    entry: dict[str, Any] = {"accuracy": None, "loss": None, "train_loss": train.mean_loss, "clients": None}
+    entry: dict[str, Any] = {"accuracy": None, "loss": None, "train_loss": None, "clients": None}
+    if train:
+        entry["train_loss"] = train.mean_loss
     if len(own):
         entry["accuracy"] = float(test.correct.sum() / test.count.sum())
         entry["loss"] = test.mean_loss

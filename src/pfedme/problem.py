@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from functools import partial
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
 from pfedme.models import Model, cross_entropy
 from pfedme.tree import Params
+
+Order = Literal["random", "cycled"]
+"""How training rows come into mini-batches: drawn afresh with replacement, or in the order of the store,
+round after round, beginning again after the last."""
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["model", "x", "y", "weight"], meta_fields=[])
@@ -39,12 +45,12 @@ class Loss:
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=["model", "x", "y", "start", "count"],
-    meta_fields=["longest"],
+    data_fields=["model", "x", "y", "start", "count", "n_test", "round"],
+    meta_fields=["longest", "order"],
 )
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """One client's learning problem: a model, and the client's training rows within a store of rows."""
+    """One client's learning problem: a model, and the client's rows within a store of rows."""
 
     model: Model
     x: jax.Array
@@ -52,17 +58,30 @@ class Problem:
     start: jax.Array
     """Where the client's training rows begin in x and y."""
     count: jax.Array
-    """How many they are."""
+    """How many they are; the client's test rows come right after them."""
+    n_test: jax.Array
+    round: jax.Array
     longest: int
     """The most training rows of any client in the store: the size of a full batch before masking."""
+    order: Order
 
     def draw(self, key: jax.Array, *shape: int) -> jax.Array:
-        """Training rows drawn with replacement; the last number of `shape` is the size |D| of a mini-batch.
+        """Training rows for mini-batches; the last number of `shape` is the size |D| of each.
 
         A size of 0 stands for all rows of the client.
         """
+        if self.order == "cycled":
+            size = math.prod(shape)
+            before = jnp.asarray(self.round, jnp.uint32) * size
+            place = (before + jnp.arange(size, dtype=jnp.uint32)) % self.count.astype(jnp.uint32)
+            return self.start + place.reshape(shape).astype(jnp.int32)
         bits = jax.random.bits(key, shape, jnp.uint32)
         return self.start + _scaled(bits, self.count)
+
+    def draw_test(self, key: jax.Array, *shape: int) -> jax.Array:
+        """Test rows, drawn with replacement; a training row where a client has none."""
+        bits = jax.random.bits(key, shape, jnp.uint32)
+        return self.start + jnp.where(self.n_test > 0, self.count + _scaled(bits, self.n_test), 0)
 
     def loss(self, rows: jax.Array) -> Loss:
         """f̃_i(θ; D) on the mini-batch D of these rows."""

@@ -24,7 +24,7 @@ from pfedme.errors import InputError
 from pfedme.federation import Federation
 from pfedme.metrics import Blocks, Scores, score, summary
 from pfedme.models import Model, curvature
-from pfedme.problem import Problem
+from pfedme.problem import Order, Problem
 from pfedme.tree import Params
 
 T = TypeVar("T")
@@ -54,12 +54,13 @@ class Evaluation:
     """The clients that were evaluated, by their places in the federation."""
     test: dict[str, Scores]
     train: dict[str, Scores]
+    """Empty if training rows were left out."""
     info: dict[str, np.ndarray]
 
     def entry(self) -> dict[str, Any]:
         """This evaluation as an entry of the record's history."""
         entry: dict[str, Any] = {"round": self.round}
-        entry |= {kind: summary(self.test[kind], self.train[kind]) for kind in self.test}
+        entry |= {kind: summary(self.test[kind], self.train.get(kind)) for kind in self.test}
         if "inner_residual" in self.info:
             entry["inner"] = {
                 "residual": float(self.info["inner_residual"].mean()),
@@ -77,7 +78,7 @@ class Evaluation:
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=["x", "y", "start", "n_train", "ids"],
+    data_fields=["x", "y", "start", "n_train", "n_test", "ids"],
     meta_fields=["longest"],
 )
 @dataclasses.dataclass(frozen=True)
@@ -88,6 +89,7 @@ class Store:
     y: jax.Array
     start: jax.Array
     n_train: jax.Array
+    n_test: jax.Array
     ids: jax.Array
     longest: int
 
@@ -95,12 +97,13 @@ class Store:
     def of(cls, federation: Federation) -> Store:
         """The rows of a federation."""
         f = federation
-        columns = (f.x, f.y, f.start.astype(np.int32), f.n_train.astype(np.int32), f.ids)
+        columns = (f.x, f.y, *(a.astype(np.int32) for a in (f.start, f.n_train, f.n_test)), f.ids)
         return cls(*(everywhere(column) for column in columns), longest=int(f.n_train.max()))
 
-    def problem(self, model: Model, i: jax.Array) -> Problem:
-        """The learning problem of client i."""
-        return Problem(model, self.x, self.y, self.start[i], self.n_train[i], self.longest)
+    def problem(self, model: Model, i: Any, t: Any = 0, order: Order = "random") -> Problem:
+        """The learning problem of client i in round t."""
+        own = self.start[i], self.n_train[i], self.n_test[i]
+        return Problem(model, self.x, self.y, *own, t, self.longest, order)
 
 
 class Job(NamedTuple):
@@ -161,16 +164,20 @@ class Simulation:
         models, info = jax.tree.map(lambda a: a[: len(who)], (models, info))
         return models, {k: np.asarray(v, np.float64) for k, v in info.items()}
 
-    def evaluate(self, state: State, who: np.ndarray | None = None) -> tuple[Evaluation, Models]:
-        """The scores of all models of clients `who` (default: all), and their local and personal models."""
+    def evaluate(
+        self, state: State, who: np.ndarray | None = None, *, train: bool = True
+    ) -> tuple[Evaluation, Models]:
+        """The scores of all models of clients `who` (default: all), and their local and personal models.
+
+        Without `train` only test rows are looked at, which is quicker.
+        """
         f = self.federation
         who = np.arange(f.clients) if who is None else np.asarray(who)
         models, info = self.answer(state, who)
         kinds = {"global": state.w if self.algorithm.has_global else None, **models._asdict()}
-        parts = {
-            "train": Blocks.cut(f.start[who], f.n_train[who]),
-            "test": Blocks.cut((f.start + f.n_train)[who], f.n_test[who]),
-        }
+        parts = {"test": Blocks.cut((f.start + f.n_train)[who], f.n_test[who])}
+        if train:
+            parts["train"] = Blocks.cut(f.start[who], f.n_train[who])
         scores = {
             part: {
                 kind: score(self.model, theta, self.store.x, self.store.y, blocks, len(who))
@@ -179,7 +186,7 @@ class Simulation:
             }
             for part, blocks in parts.items()
         }
-        return Evaluation(state.t, who, scores["test"], scores["train"], info), models
+        return Evaluation(state.t, who, scores["test"], scores.get("train", {}), info), models
 
     def evaluated(self, clients: int) -> np.ndarray:
         """So many clients, drawn once for the run, in the order of the federation."""
@@ -297,8 +304,10 @@ def _each(
         def client(run: jax.Array, i: jax.Array) -> Any:
             (algorithm, model, key), w = _of(run, (job, state.w))
             own_state = jax.tree.map(lambda kept: kept[run, i], state.clients)
-            own_key = jax.random.fold_in(jax.random.fold_in(key, jnp.asarray(state.t)[run]), store.ids[i])
-            return getattr(algorithm, method)(own_key, store.problem(model, i), w, own_state)
+            t = jnp.asarray(state.t)[run]
+            own_key = jax.random.fold_in(jax.random.fold_in(key, t), store.ids[i])
+            problem = store.problem(model, i, t, algorithm.batches)
+            return getattr(algorithm, method)(own_key, problem, w, own_state)
 
         return jax.vmap(client)(*work)
 

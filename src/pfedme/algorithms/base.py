@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pfedme.problem import Problem
+from pfedme.problem import Order, Problem
 from pfedme.spec import Count, Index, Positive
 from pfedme.tree import Params, record
 
@@ -58,6 +58,8 @@ class Algorithm:
     """β: the server moves w by β times the way to the mean of the uploads."""
     aggregation: Literal["uniform", "samples"] = "uniform"
     """Weights of the uploads: the same for all (paper), or by training rows (released code)."""
+    batches: Order = "random"
+    """Mini-batches: rows drawn afresh (paper), or cycled through in a fixed order (released code)."""
 
     def init(self, w: Params) -> Any:
         """What a client keeps between rounds, before its first; nothing by default."""

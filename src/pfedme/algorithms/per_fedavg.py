@@ -32,6 +32,9 @@ class PerFedAvg(Algorithm):
     """∇²f_i(w) v: exact, left out, or by a central difference of gradients."""
     delta: Positive = 0.001
     """Half the width of that difference."""
+    adapt_on: Literal["train", "test"] = "train"
+    """The personal model: one step on training rows, or as in the released code two, of sizes α and η, on
+    TEST rows. That is a leak, for audits only."""
 
     def client_update(self, key: jax.Array, problem: Problem, w: Params, state: Any) -> Update:
         """R meta-steps; the personal model is one step from the w received, on training rows."""
@@ -42,6 +45,10 @@ class PerFedAvg(Algorithm):
         batches = problem.draw(key, self.R + 1, 3, self.B)
         local, _ = lax.scan(step, w, batches[:-1])
         theta = self.adapt(w, problem.loss(batches[-1, 0]))
+        if self.adapt_on == "test":
+            first, second = map(problem.loss, problem.draw_test(key, 2, self.B))
+            theta = self.adapt(w, first)
+            theta = theta - self.eta * second.grad(theta)
         return Update(upload=local, state=state, models=Models(local=local, personal=theta), info={})
 
     def adapt(self, w: Params, f: Loss) -> Params:
