@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: run test lint bench clean
+.PHONY: run test lint bench bench-peers clean
 
 run: $(INSTALLED)
 	$(BIN)/pfedme compare \
@@ -23,6 +23,9 @@ bench: $(INSTALLED)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[bench]'
 	$(BIN)/python bench/run.py
 
+bench-peers: $(INSTALLED)
+	$(BIN)/python bench/peers/run.py
+
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "pfedme needs Python 3.11 or newer; set PYTHON=...")'
 	$(PYTHON) -m venv .venv
@@ -30,4 +33,4 @@ $(INSTALLED): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf .venv build dist src/*.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-peers build dist src/*.egg-info .pytest_cache .ruff_cache .hypothesis
