@@ -24,7 +24,7 @@ import safetensors.numpy
 from pfedme import __version__
 from pfedme.algorithms import Algorithm
 from pfedme.algorithms.base import Models
-from pfedme.devices import cores
+from pfedme.devices import cores, everywhere
 from pfedme.errors import Diverged, InputError, Interrupted, RunError
 from pfedme.federation import Federation
 from pfedme.files import atomic_write, refuse_file, writing
@@ -397,9 +397,8 @@ class Execution:
         start = self.simulation.start()
         leaves, structure = jax.tree.flatten(start.clients)
         kept = [jnp.asarray(tensors[f"clients.{k}"]) for k in range(len(leaves))]
-        return State(
-            about["round"], start.w.like(jnp.asarray(tensors["w"])), jax.tree.unflatten(structure, kept)
-        )
+        w = start.w.like(jnp.asarray(tensors["w"]))
+        return State(about["round"], *everywhere((w, jax.tree.unflatten(structure, kept))))
 
 
 @contextmanager

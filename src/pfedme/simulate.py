@@ -143,7 +143,7 @@ class Simulation:
         w = self.model.init(jax.random.fold_in(self.key, 2**32 - 1))
         one = self.algorithm.init(w)
         clients = jax.tree.map(lambda a: jnp.broadcast_to(a, (self.federation.clients, *a.shape)), one)
-        return State(0, w, clients)
+        return State(0, *everywhere((w, clients)))
 
     def cohort_of(self, t: int) -> np.ndarray:
         """The clients of round t, drawn uniformly without replacement, in the order of their ids."""
@@ -270,7 +270,7 @@ def _advance(
 
     finite = jnp.ones(len(jobs), bool)
     done, finite, end = lax.while_loop(unfinished, one_round, (jnp.int32(0), finite, start))
-    return done, finite, [_of(r, end) for r in range(len(jobs))]
+    return done, finite, everywhere([_of(r, end) for r in range(len(jobs))])
 
 
 def _stacked(trees: Sequence[T]) -> T:

@@ -1,0 +1,156 @@
+"""A plan of runs, carried out once each and kept: what experiments read their numbers from."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from pfedme import __version__
+from pfedme.compare import Watch, carry_out_plan
+from pfedme.execute import Folder, Wanted
+from pfedme.files import atomic_write, writing
+from pfedme.run import Run
+
+
+@dataclasses.dataclass(frozen=True)
+class Wish:
+    """A run that an experiment needs, with seeds 0, 1, ..."""
+
+    run: Run
+    seeds: int
+    train_loss: bool = False
+
+    def seeded(self) -> list[Run]:
+        """The run with each seed."""
+        return [dataclasses.replace(self.run, seed=seed) for seed in range(self.seeds)]
+
+
+class Study:
+    """A folder of results: `results/` for reading, `runs/` for what has been carried out already."""
+
+    def __init__(self, out: Path, command: str) -> None:
+        self.out, self.command = out, command
+        self.results, self.runs = out / "results", out / "runs"
+
+    def folder(self, wish: Wish, run: Run) -> Folder:
+        """Where a run is kept: a name that is made of all that determines it."""
+        text = json.dumps([run.to_json(), wish.train_loss], sort_keys=True)
+        return Folder(self.runs / f"{run.algorithm.name}-{hashlib.sha256(text.encode()).hexdigest()[:16]}")
+
+    def plan(self, wishes: Sequence[Wish]) -> dict[bool, list[tuple[str, Run, Path]]]:
+        """All runs, each once, sorted by their data; apart, those whose training loss is wanted."""
+        plan: dict[bool, dict[Path, tuple[str, Run, Path]]] = {True: {}, False: {}}
+        for wish in wishes:
+            for run in wish.seeded():
+                path = self.folder(wish, run).path
+                plan[wish.train_loss][path] = (run.algorithm.name, run, path)
+        return {
+            loss: sorted(jobs.values(), key=lambda job: (str(job[1].data), str(job[1].model)))
+            for loss, jobs in plan.items()
+        }
+
+    def carry_out(self, wishes: Sequence[Wish], watch: Watch = lambda *_: None) -> None:
+        """Runs what has not been run yet."""
+        with writing(self.results):
+            self.results.mkdir(parents=True, exist_ok=True)
+        for loss, jobs in self.plan(wishes).items():
+            first = 0 if loss else len(self.plan(wishes)[True])
+            carry_out_plan(
+                jobs,
+                lambda name, place, progress, first=first: watch(name, first + place, progress),
+                Wanted(files=False, train_loss=loss),
+            )
+
+    def rounds(self, wishes: Sequence[Wish]) -> int:
+        """The rounds of the whole plan."""
+        return sum(run.rounds for jobs in self.plan(wishes).values() for _, run, _ in jobs)
+
+    def records(self, wish: Wish) -> list[dict[str, Any]]:
+        """The records of a run that was carried out, one a seed."""
+        return [self.folder(wish, run).read() for run in wish.seeded()]
+
+    def values(self, wish: Wish, kind: str, pick: Callable[[Sequence[float]], float]) -> list[float]:
+        """The accuracy in percent of one of a run's models, one a seed that did not diverge.
+
+        `pick` chooses among the evaluated rounds.
+        """
+        return [
+            100 * pick([entry[kind]["accuracy"] for entry in record["history"]])
+            for record in self.records(wish)
+            if record["final"] and kind in record["final"]
+        ]
+
+    def accuracy(self, wish: Wish, kind: str, pick: Callable[[Sequence[float]], float]) -> Estimate:
+        """The mean of these values."""
+        return Estimate.of(self.values(wish, kind, pick))
+
+    def write(self, name: str, content: str | bytes, seeds: int) -> None:
+        """A result, with a note of the command, version, seeds and date that made it."""
+        with writing(self.results):
+            self.results.mkdir(parents=True, exist_ok=True)
+            atomic_write(self.results / name, content)
+            ledger = self.results / "provenance.json"
+            notes = json.loads(ledger.read_text()) if ledger.exists() else {}
+            notes[name] = self.provenance(seeds)
+            atomic_write(ledger, json.dumps(notes, indent=1, sort_keys=True) + "\n")
+
+    def provenance(self, seeds: int) -> dict[str, Any]:
+        """What made a result."""
+        date = time.strftime("%Y-%m-%d", time.gmtime())
+        return {"command": self.command, "version": __version__, "seeds": seeds, "date": date}
+
+    def footer(self, seeds: int) -> str:
+        """The same as a line of Markdown."""
+        p = self.provenance(seeds)
+        return f"\n`{p['command']}` · pfedme {p['version']} · {seeds} seeds · {p['date']}\n"
+
+
+def last(values: Sequence[float]) -> float:
+    """The accuracy after the last round."""
+    return values[-1]
+
+
+def best(values: Sequence[float]) -> float:
+    """The best accuracy of any evaluated round, chosen on test rows: what the released code prints."""
+    return max(values)
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+    """A mean over seeds with the half-width of its 95 % interval (Student's t; NaN for a single seed)."""
+
+    mean: float
+    ci95: float
+    seeds: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Estimate:
+        """The estimate from one value a seed.
+
+        >>> Estimate.of([1.0, 2.0, 3.0])
+        Estimate(mean=2.0, ci95=2.484..., seeds=3)
+        """
+        n = len(values)
+        if n == 0:
+            return cls(float("nan"), float("nan"), 0)
+        spread = float(np.std(values, ddof=1)) if n > 1 else float("nan")
+        return cls(float(np.mean(values)), float(stats.t.ppf(0.975, max(1, n - 1))) * spread / n**0.5, n)
+
+    def __str__(self) -> str:
+        if not self.seeds:
+            return "diverged"
+        return f"{self.mean:.2f} ± {self.ci95:.2f}" if self.seeds > 1 else f"{self.mean:.2f}"
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
