@@ -6,6 +6,7 @@ import argparse
 import itertools
 import json
 import os
+import shlex
 import signal
 import sys
 import time
@@ -44,6 +45,13 @@ examples:
   pfedme data describe                          the paper's synthetic federation
   pfedme data describe --data synthetic:alpha=1,beta=1,clients=30
   pfedme data describe --data mnist:partition=released""",
+    "reproduce": """\
+what: table1, figure1 ... figure7, cost (figures 6 and 7 at equal cost), theory, audit, all
+
+examples:
+  pfedme reproduce table1 --quick               a tenth of the rounds, two seeds
+  pfedme reproduce all --out docs               everything, about an hour on two cores
+what has been run already is kept in OUT/runs and is not run again; delete it to start over""",
     "resume": """\
 examples:
   pfedme resume runs/my-run                     a run or a comparison that was interrupted""",
@@ -99,6 +107,7 @@ def _dispatch(argv: list[str]) -> int:
         "run": (_run, "train one algorithm on a federation"),
         "compare": (_compare, "train several on the same data and put them into one table"),
         "data": (_data, "describe a federation"),
+        "reproduce": (_reproduce, "carry out the paper's experiments and judge its claims"),
         "resume": (_resume, "go on with an interrupted run or comparison"),
     }
     if not argv or argv[0] in ("-h", "--help"):
@@ -301,6 +310,47 @@ def _data(argv: list[str]) -> int:
         print(json.dumps({"data": args.data, **description}))
     else:
         print_description(args.data, description, federation)
+    return 0
+
+
+def _reproduce(argv: list[str]) -> int:
+    parser = _parser("reproduce", "Carries out the paper's experiments: tables, figures and verdicts.")
+    parser.add_argument(
+        "what", metavar="WHAT", nargs="+", help="table1, figure1 ... figure7, ..., audit, all"
+    )
+    parser.add_argument("--quick", action="store_true", help="fewer rounds and seeds: minutes, not an hour")
+    parser.add_argument(
+        "--out", type=Path, default=Path("reproduction"), help="folder for the results (reproduction)"
+    )
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON on standard output")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    args = _parse(parser, argv)
+
+    from pfedme.devices import keep_compiled_programs
+    from pfedme.experiments import paper
+    from pfedme.experiments.reproduce import expand, reproduce, wishes
+    from pfedme.experiments.study import Study
+    from pfedme.files import refuse_file
+    from pfedme.terminal import Bar, print_findings
+
+    keep_compiled_programs()
+    expand(args.what)
+    refuse_file(args.out)
+    scale = paper.QUICK if args.quick else paper.FULL
+    command = shlex.join(["pfedme", "reproduce", *args.what, *(["--quick"] if args.quick else [])])
+    plan = wishes(args.what, scale)
+    try:
+        with Bar(total=max(1, Study(args.out, command).rounds(plan))) as bar:
+            findings = reproduce(args.what, scale, args.out, command, bar)
+    except Interrupted:
+        again = f"{command} --out {shlex.quote(str(args.out))}"
+        print(f"pfedme: interrupted; the same command goes on where it stopped: {again}", file=sys.stderr)
+        return 130
+    if args.json:
+        said = [{"claim": f.claim, "verdict": f.verdict, "numbers": f.numbers} for f in findings]
+        print(json.dumps({"out": str(args.out), "findings": said}, ensure_ascii=False))
+    else:
+        print_findings(findings, args.out)
     return 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from pfedme.report import tables
 if TYPE_CHECKING:
     from pfedme.compare import Comparison
     from pfedme.execute import Progress as Step
+    from pfedme.experiments.finding import Finding
     from pfedme.federation import Federation
 
 
@@ -69,6 +71,19 @@ class Bar:
             print(
                 f"{name} round {step.round}/{step.rounds}: {self.latest}{left}", file=sys.stderr, flush=True
             )
+
+
+def print_findings(findings: Sequence[Finding], out: Path) -> None:
+    """Each claim with its verdict, and where the results are."""
+    console = Console()
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False)
+    table.add_column("claim")
+    table.add_column("verdict")
+    for finding in findings:
+        table.add_row(finding.claim, finding.verdict)
+    console.print(table)
+    page = out / "audit.md"
+    console.print(f"Results in {out / 'results'}" + (f", every number in {page}." if page.exists() else "."))
 
 
 def accuracies(entry: dict[str, Any]) -> str:

@@ -28,7 +28,7 @@ from pfedme.experiments.study import Estimate, Study, Wish, best, last, markdown
 from pfedme.report.tables import KINDS
 
 VERSIONS: tuple[Version, ...] = ("released", "written")
-STEP_SEEDS = 5
+STEP_SEEDS = 3
 """Seeds of the runs between the two versions."""
 
 

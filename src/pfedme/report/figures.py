@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -53,6 +53,84 @@ def curves(runs: Mapping[str, Sequence[History]]) -> bytes:
             list(handles.values()), list(handles), loc="outside upper center", ncols=min(6, len(handles)),
             frameon=False, fontsize=8.5, handlelength=3,
         )  # fmt: skip
+    return _png(figure)
+
+
+class Curve(NamedTuple):
+    """One line of a figure: a model's accuracy or loss over the rounds of runs that differ in their seed."""
+
+    label: str
+    histories: Sequence[History]
+    kind: str
+    colour: int
+    dash: int
+    per_round: float = 1.0
+    """What a round is worth on the horizontal axis."""
+
+
+def panels(
+    columns: Mapping[str, Sequence[Curve]],
+    x: str = "round",
+    measures: Sequence[str] = ("accuracy", "train_loss"),
+) -> bytes:
+    """A PNG with a panel for each measure of each column of curves, in one row, as the paper's figures."""
+    figure = Figure(figsize=(3.1 * len(columns) * len(measures), 3.4), layout="constrained", dpi=200)
+    axes = np.atleast_1d(figure.subplots(1, len(columns) * len(measures)))
+    places = [(measure, title) for measure in measures for title in columns]
+    for at, (measure, title) in zip(axes, places, strict=True):
+        for curve in columns[title]:
+            _curve(at, curve, measure)
+        _dress(at, measure, x, {"accuracy": "test accuracy (%)"}.get(measure, "training loss"), title)
+        _zoom(at)
+    handles, labels = axes[0].get_legend_handles_labels()
+    if handles:
+        figure.legend(
+            handles, labels, loc="outside lower center", ncols=min(6, len(handles)), frameon=False,
+            fontsize=8.5, handlelength=3.2,
+        )  # fmt: skip
+    return _png(figure)
+
+
+def _curve(at: Axes, curve: Curve, measure: str) -> None:
+    """The mean over seeds, as far as all of them have come, and a band of one standard deviation."""
+    length = min((len(h) for h in curve.histories), default=0)
+    scale = 100 if measure == "accuracy" else 1
+    values = scale * np.array(
+        [[_nan(entry[curve.kind][measure]) for entry in history[:length]] for history in curve.histories]
+    )
+    if not values.size:
+        return
+    where = [curve.per_round * entry["round"] for entry in curve.histories[0][:length]]
+    colour = COLOURS[curve.colour % len(COLOURS)]
+    mean = values.mean(axis=0)
+    at.plot(
+        where, mean, color=colour, linestyle=DASHES[curve.dash % len(DASHES)], linewidth=1.3,
+        label=curve.label, marker="osD^vP*"[curve.colour % 7], markersize=3.2,
+        markevery=(2 + curve.colour, max(1, length // 4)),
+    )  # fmt: skip
+    if len(values) > 1:
+        std = values.std(axis=0, ddof=1)
+        at.fill_between(where, mean - std, mean + std, color=colour, alpha=0.15, linewidth=0)
+
+
+def _zoom(at: Axes) -> None:
+    """Limits that show where the lines end up rather than how they begin, or where one of them flees to."""
+    ends = [
+        value
+        for line in at.lines
+        for data in [np.asarray(line.get_ydata(), float)]
+        for value in data[len(data) // 10 :]
+        if np.isfinite(value)
+    ]
+    if len(ends) > 2:
+        low, high = np.percentile(ends, [2, 98])
+        if at.get_yscale() == "log":
+            at.set_ylim(max(low, 1e-12) / 1.15, high * 1.15)
+        elif high > low:
+            at.set_ylim(low - 0.08 * (high - low), high + 0.08 * (high - low))
+
+
+def _png(figure: Figure) -> bytes:
     image = io.BytesIO()
     figure.savefig(image, format="png", metadata={"Software": None})
     return image.getvalue()

@@ -1,0 +1,86 @@
+"""`pfedme reproduce`: the paper's experiments, carried out as one plan and written up."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from pfedme.compare import Watch
+from pfedme.errors import unknown
+from pfedme.experiments import audit, comparison, table1, theory
+from pfedme.experiments.comparison import COMPARISONS
+from pfedme.experiments.effects import EFFECTS
+from pfedme.experiments.finding import Finding
+from pfedme.experiments.paper import Scale
+from pfedme.experiments.study import Study, Wish
+from pfedme.files import atomic_write, writing
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+    """What must be run, and what is written of it."""
+
+    wishes: Callable[[Scale], Sequence[Wish]]
+    write: Callable[[Study, Scale], Sequence[Finding]]
+
+
+def _cost_wishes(scale: Scale) -> list[Wish]:
+    return [wish for c in COMPARISONS.values() for wish in c.wishes(scale)]
+
+
+def _theory(study: Study, scale: Scale) -> list[Finding]:
+    """theory.csv and theory.png: the theorems on federations whose constants are known."""
+    measured = theory.measure(quick=scale.divide > 1)
+    study.write("theory.csv", theory.table(measured), 1)
+    study.write("theory.png", theory.figure(measured), 1)
+    return list(measured)
+
+
+EXPERIMENTS: dict[str, Experiment] = {
+    "table1": Experiment(table1.wishes, table1.write),
+    **{
+        name: Experiment(effect.wishes, lambda study, scale, effect=effect: [effect.write(study, scale)])
+        for name, effect in EFFECTS.items()
+    },
+    **{name: Experiment(each.wishes, each.write) for name, each in COMPARISONS.items()},
+    "cost": Experiment(_cost_wishes, lambda study, scale: [comparison.write_cost(study, scale)]),
+    "theory": Experiment(lambda _: (), _theory),
+}
+"""Each by its name on the command line."""
+
+KNOWN = (*EXPERIMENTS, "audit", "all")
+
+
+def expand(names: Sequence[str]) -> list[str]:
+    """The experiments that the names stand for: `all`, and `audit` which needs all."""
+    for name in names:
+        if name not in KNOWN:
+            raise unknown("experiment", name, KNOWN)
+    if {"all", "audit"} & set(names):
+        return list(EXPERIMENTS)
+    return [name for name in EXPERIMENTS if name in names]
+
+
+def wishes(names: Sequence[str], scale: Scale) -> list[Wish]:
+    """All runs of the experiments."""
+    return [wish for name in expand(names) for wish in EXPERIMENTS[name].wishes(scale)]
+
+
+def reproduce(
+    names: Sequence[str], scale: Scale, out: Path, command: str, watch: Watch = lambda *_: None
+) -> list[Finding]:
+    """Carries out what has not been recorded yet, writes the results, and says what they show."""
+    study = Study(out, command)
+    study.carry_out(wishes(names, scale), watch)
+    findings: list[Finding] = []
+    for name in expand(names):
+        findings += EXPERIMENTS[name].write(study, scale)
+    if {"all", "audit"} & set(names):
+        findings = [audit.data_finding(scale), *findings]
+        with writing(out):
+            atomic_write(out / "audit.md", audit.page(findings, study.footer(scale.seeds)))
+    said = [{f.name: getattr(each, f.name) for f in dataclasses.fields(Finding)} for each in findings]
+    study.write("findings.json", json.dumps(said, indent=1, ensure_ascii=False) + "\n", scale.seeds)
+    return findings
