@@ -32,7 +32,7 @@ T = TypeVar("T")
 MOST_ROUNDS = 64
 """The most rounds in one call of the compiled program; the result does not depend on it."""
 
-CACHE_BYTES = 2**24
+CACHE_BYTES = 2**23
 """What the models of all clients at work may take for several runs to be faster together than in turn."""
 
 
