@@ -96,7 +96,7 @@ class Size(NamedTuple):
 
 FULL = Size(
     draws=2000, pairs=400, batches=(1, 4, 16, 64, 256), tolerances=(1e-4, 1e-3, 1e-2, 1e-1, 1.0),
-    repetitions=16, cohorts=64, rounds=(128, 256, 512, 1024), long=(4096, 8192, 16384, 32768, 65536),
+    repetitions=16, cohorts=128, rounds=(128, 256, 512, 1024), long=(4096, 8192, 16384, 32768, 65536),
     settling=2048, resting=512, local=(4, 8, 16, 64), noisy_local=(4, 16),
 )  # fmt: skip
 QUICK = Size(
@@ -837,8 +837,9 @@ def corollary_1(size: Size, seed: int) -> Measured:
         judge(checks),
         f"{failing(checks)} A quadratic speedup in TRN is {seen}: the choice β = N√R alone makes the "
         "exponent of N, and what σ_F1 adds to the bound, σ_F1²/(Tβ)², has no other R in it, so that R "
-        "counts once at most. With noise fresh draws average to 1/(TRN), while the bound has a floor there. With β = 1 the "
-        "constant 6·128 κ_F in η̂_1 hides the rate. The choice β = √N/T for N ≥ T² was not tried.",
+        "counts once at most. With noise fresh draws average to 1/(TRN), while the bound has a floor there. "
+        "With β = 1 the constant 6·128 κ_F in η̂_1 hides the rate. The choice β = √N/T "
+        "for N ≥ T² was not tried.",
         tuple(row for scan in scans for row in scan.rows(claim)),
     )
 
@@ -986,7 +987,7 @@ class Line(NamedTuple):
 
 
 class Panel(NamedTuple):
-    """A panel of the figure: a title, what is on its axes, its lines and the colour of the first."""
+    """A panel of the figure: a title, what is on its axes, and its lines."""
 
     title: str
     x: str
