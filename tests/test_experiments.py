@@ -187,7 +187,7 @@ def test_table_1_has_its_columns_and_rows(everything: tuple[Path, list[Finding]]
         "version", "data", "model", "algorithm", "evaluated", "paper", "mean", "ci95", "seeds",
     ]  # fmt: skip
     assert {(r["version"], r["data"], r["model"]) for r in table} == {
-        (version, *cell) for version in ("released", "written") for cell in CELLS
+        (version, *cell) for version in ("released", "written") for cell in TINY.cells
     }
     for name, kinds in {
         "pfedme": {"global", "local", "personal"}, "per-fedavg": {"global", "local", "personal"},
@@ -203,12 +203,12 @@ def test_table_1_has_its_columns_and_rows(everything: tuple[Path, list[Finding]]
 def test_a_row_of_table_1_is_what_its_runs_recorded(everything: tuple[Path, list[Finding]]):
     out, _ = everything
     study = Study(out, "")
-    wish = table1.cell_wishes(TINY, "synthetic", "mlr", "written")["alone"]
+    wish = table1.cell_wishes(TINY, "synthetic", "dnn", "written")["alone"]
     finals = [r["final"]["personal"]["accuracy"] for r in study.records(wish)]
     (row,) = [
         r
         for r in rows(out / "results" / "table1.csv")
-        if (r["version"], r["data"], r["model"], r["algorithm"]) == ("written", "synthetic", "mlr", "alone")
+        if (r["version"], r["data"], r["model"], r["algorithm"]) == ("written", "synthetic", "dnn", "alone")
     ]
     assert float(row["mean"]) == pytest.approx(100 * np.mean(finals), abs=1e-4)
 
@@ -230,14 +230,14 @@ def test_differences_end_where_the_written_table_stands(everything: tuple[Path, 
     out, _ = everything
     steps = rows(out / "results" / "differences.csv")
     assert {(r["data"], r["model"], r["algorithm"]) for r in steps} == {
-        (*cell, name) for cell in CELLS for name in ("pfedme", "fedavg", "per-fedavg")
+        (*cell, name) for cell in TINY.cells for name in ("pfedme", "fedavg", "per-fedavg")
     }
     table = {
         (r["data"], r["model"], r["algorithm"], r["evaluated"]): float(r["mean"])
         for r in rows(out / "results" / "table1.csv")
         if r["version"] == "written"
     }
-    for cell in CELLS:
+    for cell in TINY.cells:
         for name, kind in (("pfedme", "personal"), ("fedavg", "global"), ("per-fedavg", "personal")):
             own = [r for r in steps if (r["data"], r["model"], r["algorithm"]) == (*cell, name)]
             assert float(own[-1]["mean"]) == pytest.approx(table[*cell, name, kind], abs=1e-3)

@@ -15,7 +15,6 @@ from pfedme.experiments.study import Estimate, Study, Wish, last, markdown
 from pfedme.report.figures import Curve, panels
 
 SEEDS = 3
-MODELS = ("mlr", "dnn")
 VERSIONS: tuple[Version, ...] = ("released", "written")
 
 RIVALS = (("pfedme", "global"), ("per-fedavg", "personal"), ("fedavg", "global"))
@@ -46,7 +45,7 @@ class Comparison:
         """All runs of the figure."""
         return [
             self.wish(scale, model, version, name)
-            for model in MODELS
+            for model in scale.kinds(self.data)
             for version in VERSIONS
             for name in ("pfedme", "fedavg", "per-fedavg")
         ]
@@ -66,13 +65,13 @@ class Comparison:
                     )
                     for place, (name, kind) in enumerate(LINES)
                 ]
-                for model in MODELS
+                for model in scale.kinds(self.data)
             }
             suffix = "" if version == "written" else "-released"
             study.write(f"figure{self.number}{suffix}.png", panels(columns), seeds)
         lines, checks, numbers = [], {}, []
         for version in VERSIONS:
-            for model in MODELS:
+            for model in scale.kinds(self.data):
                 mine = study.values(self.wish(scale, model, version, "pfedme"), "personal", last)
                 for (name, kind), paper in zip(RIVALS, self.printed[model], strict=True):
                     theirs = study.values(self.wish(scale, model, version, name), kind, last)
@@ -106,7 +105,7 @@ class Comparison:
         """Whether pFedMe's personal models have the smallest training loss, and its global one trails."""
         checks, numbers = {}, []
         for version in VERSIONS:
-            for model in MODELS:
+            for model in scale.kinds(self.data):
                 loss, accuracy = {}, {}
                 for name, kind in LINES[:4]:
                     records = study.records(self.wish(scale, model, version, name))
@@ -177,7 +176,7 @@ def write_cost(study: Study, scale: Scale) -> Finding:
     checks: dict[str, bool] = {}
     columns: dict[str, list[Curve]] = {}
     for comparison in COMPARISONS.values():
-        for model in MODELS:
+        for model in scale.kinds(comparison.data):
             cell = f"{comparison.data} {model}"
             runs = {name: comparison.wish(scale, model, "written", name).run for name, _ in LINES}
             budget = min(gradients(run.algorithm) * run.rounds for run in runs.values())

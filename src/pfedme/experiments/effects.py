@@ -17,7 +17,6 @@ from pfedme.report.figures import Curve, panels
 
 SEEDS = 2
 BASE = PFedMe(lam=15.0, eta=0.005, alpha=0.09, beta=1.0, R=20, K=5, B=20)
-MODELS = ("mlr", "dnn")
 KINDS = ("global", "personal")
 
 Speeds = Mapping[tuple[str, str, str], float]
@@ -52,14 +51,16 @@ class Effect:
 
     def wishes(self, scale: Scale) -> list[Wish]:
         """All runs of the figure."""
-        return [self.wish(scale, model, label) for model in MODELS for label in self.labels(scale)]
+        return [
+            self.wish(scale, model, label) for model in scale.kinds("mnist") for label in self.labels(scale)
+        ]
 
     def write(self, study: Study, scale: Scale) -> Finding:
         """The figure as a PNG, and what it says."""
         columns: dict[str, list[Curve]] = {}
         speeds: dict[tuple[str, str, str], float] = {}
         numbers = []
-        for model in MODELS:
+        for model in scale.kinds("mnist"):
             for place, label in enumerate(self.labels(scale)):
                 wish = self.wish(scale, model, label)
                 records = study.records(wish)
@@ -102,9 +103,13 @@ def _rises(speeds: Speeds, labels: tuple[str, ...], slack: float = 0.05) -> dict
             for a, b in itertools.pairwise(labels)
             if (model, kind, a) in speeds and (model, kind, b) in speeds
         )
-        for model in MODELS
-        for kind in KINDS
+        for model, kind in _lines(speeds)
     }
+
+
+def _lines(speeds: Speeds) -> list[tuple[str, str]]:
+    """The models and kinds that were run."""
+    return list(dict.fromkeys((model, kind) for model, kind, _ in speeds))
 
 
 def _known(speeds: Speeds, model: str, kind: str, label: str) -> float:
@@ -114,14 +119,13 @@ def _known(speeds: Speeds, model: str, kind: str, label: str) -> float:
 def _effect_of_K(speeds: Speeds) -> dict[str, bool]:
     """K = 5 is better than 1, and 7 or 20 are no better than 5 by more than 0.2 points."""
     checks = {}
-    for model in MODELS:
-        for kind in KINDS:
-            five = _known(speeds, model, kind, "K = 5")
-            checks[f"{model} {kind}: K = 5 above 1"] = five > _known(speeds, model, kind, "K = 1")
-            for more in ("K = 7", "K = 20"):
-                if (model, kind, more) in speeds:
-                    no_better = _known(speeds, model, kind, more) < five + 0.2
-                    checks[f"{model} {kind}: {more[4:]} no better than 5"] = no_better
+    for model, kind in _lines(speeds):
+        five = _known(speeds, model, kind, "K = 5")
+        checks[f"{model} {kind}: K = 5 above 1"] = five > _known(speeds, model, kind, "K = 1")
+        for more in ("K = 7", "K = 20"):
+            if (model, kind, more) in speeds:
+                no_better = _known(speeds, model, kind, more) < five + 0.2
+                checks[f"{model} {kind}: {more[4:]} no better than 5"] = no_better
     return checks
 
 
@@ -131,8 +135,7 @@ def _effect_of_batch(speeds: Speeds) -> dict[str, bool]:
     slows = {
         f"{model} {kind}: 100 slows down": _known(speeds, model, kind, "|D| = 100")
         < max(_known(speeds, model, kind, v) for v in ("|D| = 5", "|D| = 20"))
-        for model in MODELS
-        for kind in KINDS
+        for model, kind in _lines(speeds)
     }
     return rising | slows
 
@@ -146,8 +149,7 @@ def _effect_of_lam(speeds: Speeds) -> dict[str, bool]:
     broken = {
         f"{model} {kind}: 50 breaks": not _known(speeds, model, kind, "λ = 50")
         > _known(speeds, model, kind, "λ = 15") - 10
-        for model in MODELS
-        for kind in KINDS
+        for model, kind in _lines(speeds)
     }
     return rising | broken
 
@@ -159,13 +161,12 @@ def _effect_of_beta(speeds: Speeds) -> dict[str, bool]:
         f"{model}: the global model gains most": _known(speeds, model, "global", "β = 2")
         - _known(speeds, model, "global", "β = 1")
         > _known(speeds, model, "personal", "β = 2") - _known(speeds, model, "personal", "β = 1")
-        for model in MODELS
+        for model in dict.fromkeys(model for model, _ in _lines(speeds))
     }
     calmer = {
         f"{model} {kind}: β = 4 better with η = 0.003": not _known(speeds, model, kind, "β = 4")
         > _known(speeds, model, kind, "β = 4, η = 0.003")
-        for model in MODELS
-        for kind in KINDS
+        for model, kind in _lines(speeds)
     }
     return rising | gains | calmer
 

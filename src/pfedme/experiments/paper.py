@@ -87,6 +87,15 @@ class Scale:
         """T."""
         return max(4, ROUNDS[data] // self.divide)
 
+    @property
+    def cells(self) -> tuple[tuple[Data, Kind], ...]:
+        """The data and models that are tried."""
+        return (CELLS[0], CELLS[3]) if self.tiny else CELLS
+
+    def kinds(self, data: Data) -> list[Kind]:
+        """The models that are tried on the data."""
+        return [kind for own, kind in self.cells if own == data]
+
     def seeds_of(self, wanted: int) -> int:
         """The seeds of an experiment that would take `wanted`."""
         return min(wanted, self.seeds)

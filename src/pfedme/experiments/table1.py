@@ -11,7 +11,6 @@ from pfedme.algorithms import PerFedAvg
 from pfedme.data import parse_data
 from pfedme.experiments.finding import Finding, failing, judge
 from pfedme.experiments.paper import (
-    CELLS,
     PRINTED,
     TUNED,
     Data,
@@ -56,12 +55,12 @@ def wishes(scale: Scale) -> list[Wish]:
     table = [
         wish
         for version in VERSIONS
-        for data, kind in CELLS
+        for data, kind in scale.cells
         for wish in cell_wishes(scale, data, kind, version).values()
     ]
     between = [
         wish
-        for data, kind in CELLS
+        for data, kind in scale.cells
         for name in ("pfedme", "fedavg", "per-fedavg")
         for _, wish, _, _ in ladder(scale, data, kind, name)
     ]
@@ -84,11 +83,15 @@ def printed(version: Version, data: Data, kind: Kind, algorithm: str, model: str
     return PRINTED.get((data, kind, algorithm, model))
 
 
-def estimates(study: Study, scale: Scale) -> dict[tuple[Version, Data, Kind, str, str], Estimate]:
+Table = dict[tuple[Version, Data, Kind, str, str], Estimate]
+"""Accuracies by version, data, model, algorithm and which of its models."""
+
+
+def estimates(study: Study, scale: Scale) -> Table:
     """The accuracy of every model in the table."""
     found = {}
     for version in VERSIONS:
-        for data, kind in CELLS:
+        for data, kind in scale.cells:
             for name, wish in cell_wishes(scale, data, kind, version).items():
                 for model in KINDS:
                     value = study.accuracy(wish, model, pick_of(version))
@@ -114,7 +117,11 @@ def write(study: Study, scale: Scale) -> list[Finding]:
     return [*_findings(table), steps]
 
 
-def _page(table: dict[tuple[Version, Data, Kind, str, str], Estimate]) -> str:
+def _cells(table: Table) -> list[tuple[Data, Kind]]:
+    return list(dict.fromkeys(key[1:3] for key in table))
+
+
+def _page(table: Table) -> str:
     """The table in Markdown, a part for each version."""
     said = {
         "released": "As released: overlapping MNIST, aggregation weighted by rows, weight decay in pFedMe's "
@@ -130,7 +137,7 @@ def _page(table: dict[tuple[Version, Data, Kind, str, str], Estimate]) -> str:
     parts.append("the paper's number in brackets.\n")
     for version in VERSIONS:
         lines = []
-        for data, kind in CELLS:
+        for data, kind in _cells(table):
             names = list(dict.fromkeys(key[3] for key in table if key[:3] == (version, data, kind)))
             for name in names:
                 cells = []
@@ -145,8 +152,9 @@ def _page(table: dict[tuple[Version, Data, Kind, str, str], Estimate]) -> str:
     return "".join(parts)
 
 
-def _findings(table: dict[tuple[Version, Data, Kind, str, str], Estimate]) -> list[Finding]:
+def _findings(table: Table) -> list[Finding]:
     """What the table says of the paper's claims about it."""
+    cells = _cells(table)
 
     def mean(version: Version, cell: tuple[Data, Kind], name: str, model: str) -> float:
         value = table.get((version, *cell, name, model))
@@ -168,7 +176,7 @@ def _findings(table: dict[tuple[Version, Data, Kind, str, str], Estimate]) -> li
         return f"{cell[0]} {cell[1]}: " + ", ".join(shown)
 
     def all_levels(version: Version) -> str:
-        return "; ".join(level(version, cell) for cell in CELLS) + "."
+        return "; ".join(level(version, cell) for cell in cells) + "."
 
     rivals = (("pfedme", "global"), ("per-fedavg", "personal"), ("fedavg", "global"))
     wins = {
@@ -176,22 +184,22 @@ def _findings(table: dict[tuple[Version, Data, Kind, str, str], Estimate]) -> li
             mean(version, cell, "pfedme", "personal") > mean(version, cell, *rival) for rival in rivals
         )
         for version in VERSIONS
-        for cell in CELLS
+        for cell in cells
     }
     like = {
         f"{cell[0]} {cell[1]}": mean("written", cell, "pfedme", "personal")
         > mean("written", cell, "fedavg", "local")
-        for cell in CELLS
+        for cell in cells
     }
     joins = {
         f"{cell[0]} {cell[1]}": mean("written", cell, "pfedme", "personal")
         > mean("written", cell, "alone", "personal")
-        for cell in CELLS
+        for cell in cells
     }
     synthetic = {
-        f"{kind}: {what}": check
-        for kind in ("mlr", "dnn")
-        for cell in [("synthetic", kind)]
+        f"{cell[1]}: {what}": check
+        for cell in cells
+        if cell[0] == "synthetic"
         for what, check in {
             "above FedAvg": mean("released", cell, "pfedme", "global")
             > mean("released", cell, "fedavg", "global"),
@@ -202,7 +210,7 @@ def _findings(table: dict[tuple[Version, Data, Kind, str, str], Estimate]) -> li
     personal = {
         f"{name} on {cell[0]} {cell[1]}": mean("written", cell, name, "personal")
         > mean("written", cell, "fedavg", "global")
-        for cell in CELLS
+        for cell in cells
         for name in ("pfedme", "per-fedavg")
     }
     return [
@@ -229,7 +237,7 @@ def _findings(table: dict[tuple[Version, Data, Kind, str, str], Estimate]) -> li
             "Table 1: the global model on Synthetic",
             "On Synthetic pFedMe's global model beats FedAvg's, and nothing else.",
             "Table 1 as released.",
-            "; ".join(level("released", cell) for cell in CELLS[2:]) + ".",
+            "; ".join(level("released", cell) for cell in cells if cell[0] == "synthetic") + ".",
             judge(synthetic),
             failing(synthetic),
         ),
@@ -305,7 +313,7 @@ def write_differences(study: Study, scale: Scale) -> Finding:
     table.writerow(["data", "model", "algorithm", "step", "mean", "ci95", "change", "change_ci95", "seeds"])
     lines, largest = [], {}
     seeds = scale.seeds_of(STEP_SEEDS)
-    for data, kind in CELLS:
+    for data, kind in scale.cells:
         for name in ("pfedme", "fedavg", "per-fedavg"):
             before: list[float] | None = None
             for step, wish, model, pick in ladder(scale, data, kind, name):
