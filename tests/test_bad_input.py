@@ -63,7 +63,7 @@ def steps() -> list[tuple[str, list[str]]]:
 
 CASES: list[tuple[str, list[str]]] = [
     # names
-    ("nonsense", ["command 'nonsense'", "run, compare, data, resume"]),
+    ("nonsense", ["command 'nonsense'", "run, compare, data, reproduce, resume"]),
     ("rum pfedme", ["command 'rum'", "did you mean 'run'?"]),
     ("data describ", ["data command 'describ'", "did you mean 'describe'?"]),
     ("data", ["data command", "describe"]),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import select
 import shlex
 import subprocess
 import sys
@@ -200,7 +201,9 @@ def test_a_terminal_shows_a_live_bar(monkeypatch: pytest.MonkeyPatch):
             bar("pfedme", 0, Progress(2, 3, entry))
             bar("fedavg", 1, Progress(1, 3, None))
         terminal.flush()
-        shown = os.read(ours, 100_000).decode()
+        shown = ""
+        while "3/6" not in shown and select.select([ours], [], [], 10)[0]:  # it may come in pieces
+            shown += os.read(ours, 100_000).decode()
     os.close(ours)
     assert "fedavg" in shown
     assert "3/6" in shown
