@@ -15,18 +15,19 @@ import numpy as np
 import pytest
 from laws import compiling
 
-from pfedme.algorithms import ALGORITHMS, FedAvg, PerFedAvg, PFedMe
+from pfedme.algorithms import FedAvg, PerFedAvg, PFedMe
 from pfedme.cli import main
 from pfedme.compare import Watch
 from pfedme.errors import InputError, Interrupted
-from pfedme.execute import Folder, Progress
+from pfedme.execute import Progress
 from pfedme.experiments import paper, table1
-from pfedme.experiments.comparison import COMPARISONS, gradients
+from pfedme.experiments.comparison import gradients
 from pfedme.experiments.effects import BASE, EFFECTS
 from pfedme.experiments.finding import Finding, judge
 from pfedme.experiments.paper import CELLS, FULL, PRINTED, QUICK, TINY
 from pfedme.experiments.reproduce import EXPERIMENTS, KNOWN, expand, reproduce
 from pfedme.experiments.study import Estimate, Study, Wish, best, last
+from pfedme.folder import Folder
 
 VERDICTS = {"holds", "holds in part", "does not hold", "not visible"}
 
@@ -102,7 +103,7 @@ def test_the_printed_table_is_complete():
     assert table1.printed("written", "mnist", "dnn", "pfedme", "local") is None
 
 
-def test_quick_needs_a_twentieth_of_the_rounds():
+def test_quick_needs_a_tenth_of_the_rounds():
     for name, experiment in EXPERIMENTS.items():
         full, quick = (
             sum(w.run.rounds * w.seeds for w in experiment.wishes(scale)) for scale in (FULL, QUICK)
@@ -307,5 +308,3 @@ def test_the_command_prints_findings(
         assert main(["reproduce", "figure6", "--quick", "--out", str(tmp_path), "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["findings"][0]["verdict"] in VERDICTS
-    assert COMPARISONS["figure6"].number == 6
-    assert set(ALGORITHMS) >= {"pfedme", "fedavg"}

@@ -13,7 +13,8 @@ from stops import tiny as tiny_run
 from pfedme.algorithms import ALGORITHMS, Algorithm, FedAvg, PFedMe
 from pfedme.compare import carry_out_plan
 from pfedme.errors import Interrupted
-from pfedme.execute import Folder, Progress
+from pfedme.execute import Progress
+from pfedme.folder import Folder
 from pfedme.run import Run
 from pfedme.simulate import Simulation, State, advance
 

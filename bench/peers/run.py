@@ -117,14 +117,11 @@ def run_peer(peer: Peer, folder: Path, cell: str) -> Seconds:
 def our_measures(cell: Cell) -> dict[tuple[str, str], Callable[[], float]]:
     """Our measurements of a cell, compiled, by algorithm and who trains."""
     trains = {"everyone": cell.federation().clients, "cohort": cell.cohort}
-    measures = {
+    return {
         (name, who): ours(cell, ALGORITHMS[key], trains[who], OUR_ROUNDS[who])
         for name, key in OURS.items()
         for who in trains
     }
-    for warm_up in measures.values():
-        warm_up()  # this many rounds in one program are compiled when they are first run
-    return measures
 
 
 def summary(values: list[float]) -> dict[str, Any]:

@@ -50,7 +50,7 @@ what: table1, figure1 ... figure7, cost (figures 6 and 7 at equal cost), theory,
 
 examples:
   pfedme reproduce table1 --quick               a tenth of the rounds, two seeds
-  pfedme reproduce all --out docs               everything, about an hour on two cores
+  pfedme reproduce all --out docs               everything
 what has been run already is kept in OUT/runs and is not run again; delete it to start over""",
     "resume": """\
 examples:
@@ -318,7 +318,7 @@ def _reproduce(argv: list[str]) -> int:
     parser.add_argument(
         "what", metavar="WHAT", nargs="+", help="table1, figure1 ... figure7, ..., audit, all"
     )
-    parser.add_argument("--quick", action="store_true", help="fewer rounds and seeds: minutes, not an hour")
+    parser.add_argument("--quick", action="store_true", help="a tenth of the rounds, two seeds")
     parser.add_argument(
         "--out", type=Path, default=Path("reproduction"), help="folder for the results (reproduction)"
     )
@@ -367,7 +367,8 @@ def _resume(argv: list[str]) -> int:
 
     from pfedme.compare import PLAN, read_plan, resume_comparison
     from pfedme.devices import keep_compiled_programs
-    from pfedme.execute import Folder, resume
+    from pfedme.execute import resume
+    from pfedme.folder import Folder
     from pfedme.terminal import Bar
 
     keep_compiled_programs()

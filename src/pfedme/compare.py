@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from pfedme.errors import InputError, Interrupted
-from pfedme.execute import EVERYTHING, Folder, Progress, Wanted, begin, carry_out, reopen
+from pfedme.execute import EVERYTHING, Progress, Wanted, begin, carry_out, reopen
 from pfedme.files import atomic_write, refuse_file, writing
+from pfedme.folder import Folder
 from pfedme.report.figures import curves
 from pfedme.report.tables import comparison_csv
 from pfedme.run import Run

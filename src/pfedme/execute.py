@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import hashlib
 import importlib.metadata
 import io
 import json
@@ -27,7 +26,8 @@ from pfedme.algorithms.base import Models
 from pfedme.devices import cores, everywhere
 from pfedme.errors import Diverged, InputError, Interrupted, RunError
 from pfedme.federation import Federation
-from pfedme.files import atomic_write, refuse_file, writing
+from pfedme.files import atomic_write, writing
+from pfedme.folder import Folder
 from pfedme.models import Network
 from pfedme.run import Run
 from pfedme.simulate import MOST_ROUNDS, Evaluation, Simulation, State, advance
@@ -65,56 +65,6 @@ class Result:
     """The personal models' coordinates, a row a client, if there are any."""
     federation: Federation
     model: Network
-
-
-class Folder:
-    """A run's folder: record.json, and while it is unfinished checkpoint.safetensors."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.record = path / "record.json"
-        self.checkpoint = path / "checkpoint.safetensors"
-        self.model = path / "model.safetensors"
-        self.clients = path / "clients.csv"
-        self.curves = path / "curves.png"
-
-    def refuse(self, *, force: bool) -> None:
-        """Raises an error if the folder cannot be one, or holds something that would be lost."""
-        refuse_file(self.path)
-        if self.record.exists() and not force:
-            if (status := self.status()) == "running":
-                raise InputError(
-                    f"{self.path} holds an unfinished run; 'pfedme resume {self.path}' continues it, "
-                    "--force starts over."
-                )
-            raise InputError(
-                f"{self.path} holds a {status} run; choose another --out, or --force to overwrite it."
-            )
-        if not self.record.exists() and self.path.exists() and any(self.path.iterdir()) and not force:
-            raise InputError(f"{self.path} is not empty and holds no run; choose another --out, or --force.")
-
-    def claim(self) -> None:
-        """Makes the folder, without what an earlier run left in it."""
-        with writing(self.path):
-            self.path.mkdir(parents=True, exist_ok=True)
-            for old in (self.record, self.checkpoint, self.model, self.clients, self.curves):
-                old.unlink(missing_ok=True)
-
-    def read(self) -> dict[str, Any]:
-        """The record."""
-        try:
-            record = json.loads(self.record.read_text())
-        except FileNotFoundError:
-            raise InputError(f"There is no run in {self.path}: it has no record.json.") from None
-        except (OSError, ValueError) as error:
-            raise InputError(f"{self.record} cannot be read ({error}); start the run again.") from None
-        if not (isinstance(record, dict) and isinstance(record.get("config"), dict)):
-            raise InputError(f"{self.record} is not the record of a run; start the run again.")
-        return record
-
-    def status(self) -> str:
-        """`running`, `finished` or `diverged`."""
-        return self.read().get("status", "")
 
 
 def execute(
@@ -369,30 +319,16 @@ class Execution:
             "timing": self.timing,
             "config": self.run.to_json(),
         }
-        about["sha256"] = _digest(tensors, about)
         with writing(self.folder.checkpoint, self.rescue()):
-            atomic_write(
-                self.folder.checkpoint, safetensors.numpy.save(tensors, {"pfedme": json.dumps(about)})
-            )
+            self.folder.write_checkpoint(tensors, about)
         self.saved = time.monotonic()
 
     def restore(self) -> State:
         """The state in the checkpoint, once it is known to be whole and of this run."""
         assert self.folder is not None
-        path = self.folder.checkpoint
-        cure = f"delete {path.name} to start from round 0 by 'pfedme resume {self.folder.path}'"
-        try:
-            with safetensors.safe_open(path, framework="numpy") as file:
-                about = json.loads(file.metadata()["pfedme"])
-                names = file.keys()
-                tensors = {name: file.get_tensor(name) for name in names}
-            whole = about.pop("sha256") == _digest(tensors, about)
-        except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
-            raise InputError(f"The checkpoint {path} cannot be read ({error}); {cure}.") from None
-        if not whole:
-            raise InputError(f"The checkpoint {path} is damaged: its checksum does not match; {cure}.")
+        tensors, about = self.folder.read_checkpoint()
         if about["config"] != self.run.to_json():
-            raise InputError(f"The checkpoint {path} belongs to another run; {cure}.")
+            raise InputError(self.folder.bad_checkpoint("belongs to another run"))
         self.history, self.timing = about["history"], about["timing"]
         start = self.simulation.start()
         leaves, structure = jax.tree.flatten(start.clients)
@@ -465,11 +401,3 @@ def environment() -> dict[str, Any]:
         "cores": cores(),
         "devices": [str(d.device_kind) for d in jax.devices()],
     }
-
-
-def _digest(tensors: dict[str, np.ndarray], about: dict[str, Any]) -> str:
-    digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
-    for name in sorted(tensors):
-        digest.update(name.encode())
-        digest.update(np.ascontiguousarray(tensors[name]).tobytes())
-    return digest.hexdigest()

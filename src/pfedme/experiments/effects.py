@@ -12,7 +12,7 @@ import numpy as np
 from pfedme.algorithms import PFedMe
 from pfedme.experiments.finding import Finding, failing, judge
 from pfedme.experiments.paper import Scale, run_of
-from pfedme.experiments.study import Estimate, Study, Wish
+from pfedme.experiments.study import Estimate, Study, Wish, last
 from pfedme.report.figures import Curve, panels
 
 SEEDS = 2
@@ -44,9 +44,7 @@ class Effect:
         """The run behind a line."""
         algorithm = dataclasses.replace(BASE, **self.values[label])
         rounds = max(4, scale.rounds("mnist") // 2)  # by when the curves have become flat
-        run = run_of(
-            scale, "mnist", model, algorithm, "written", rounds=rounds, eval_every=max(1, rounds // 20)
-        )
+        run = run_of(scale, "mnist", model, algorithm, "written", rounds=rounds, evaluations=20)
         return Wish(run, scale.seeds_of(SEEDS), train_loss=True)
 
     def wishes(self, scale: Scale) -> list[Wish]:
@@ -78,7 +76,7 @@ class Effect:
                         if record["final"]
                     ]
                     speeds[model, kind, label] = Estimate.of(over).mean
-                ends = [str(study.accuracy(wish, kind, lambda v: v[-1])) for kind in KINDS]
+                ends = [str(study.accuracy(wish, kind, last)) for kind in KINDS]
                 mean = ", ".join(f"{speeds[model, kind, label]:.2f}" for kind in KINDS)
                 numbers.append(f"{model} {label}: last {ends[0]} and {ends[1]}, over the run {mean}{told}")
         study.write(f"figure{self.number}.png", panels(columns), scale.seeds_of(SEEDS))

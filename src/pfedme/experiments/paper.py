@@ -150,11 +150,11 @@ def run_of(
     version: Version,
     *,
     evaluations: int = 40,
-    **changed: Any,
+    rounds: int | None = None,
 ) -> Run:
-    """One run of a cell, evaluated so many times; `changed` replaces fields of the run."""
-    rounds = scale.rounds(data)
-    run = Run(
+    """One run of a cell, evaluated so many times; the paper's number of rounds unless another is given."""
+    rounds = rounds or scale.rounds(data)
+    return Run(
         algorithm=algorithm,
         data=parse_data(data_text(scale, data, version)),
         model=model_of(kind, algorithm, version),
@@ -162,7 +162,6 @@ def run_of(
         cohort=2 if scale.tiny else COHORT[data],
         eval_every=max(1, rounds // evaluations),
     )
-    return dataclasses.replace(run, **changed)
 
 
 def data_text(scale: Scale, data: Data, version: Version) -> str:

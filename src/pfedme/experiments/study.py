@@ -15,8 +15,9 @@ from scipy import stats
 
 from pfedme import __version__
 from pfedme.compare import Watch, carry_out_plan
-from pfedme.execute import Folder, Wanted
+from pfedme.execute import Wanted
 from pfedme.files import atomic_write, writing
+from pfedme.folder import Folder
 from pfedme.run import Run
 
 
@@ -61,13 +62,14 @@ class Study:
         """Runs what has not been run yet."""
         with writing(self.results):
             self.results.mkdir(parents=True, exist_ok=True)
+        first = 0
         for loss, jobs in self.plan(wishes).items():
-            first = 0 if loss else len(self.plan(wishes)[True])
             carry_out_plan(
                 jobs,
                 lambda name, place, progress, first=first: watch(name, first + place, progress),
                 Wanted(files=False, train_loss=loss),
             )
+            first += len(jobs)
 
     def rounds(self, wishes: Sequence[Wish]) -> int:
         """The rounds of the whole plan."""

@@ -42,10 +42,8 @@ def cell_wishes(scale: Scale, data: Data, kind: Kind, version: Version) -> dict[
     evaluations = 40 if version == "released" else 4
     wishes = {}
     for name, algorithm in chosen.items():
-        run = run_of(scale, data, kind, algorithm, version, evaluations=evaluations)
-        if name == "alone":
-            rounds = max(4, ALONE_STEPS // algorithm.R // scale.divide)
-            run = dataclasses.replace(run, rounds=rounds, eval_every=max(1, rounds // evaluations))
+        rounds = max(4, ALONE_STEPS // algorithm.R // scale.divide) if name == "alone" else None
+        run = run_of(scale, data, kind, algorithm, version, evaluations=evaluations, rounds=rounds)
         wishes[name] = Wish(run, scale.seeds_of(10))
     return wishes
 
