@@ -255,6 +255,29 @@ def test_what_is_recorded_is_not_run_again(everything: tuple[Path, list[Finding]
     assert all(verdicts[f.claim].numbers == f.numbers for f in again)
 
 
+def test_what_is_recorded_is_told_before_the_first_run(tmp_path: Path):
+    cell = [
+        dataclasses.replace(w, seeds=1, train_loss=name == "fedavg")
+        for name, w in table1.cell_wishes(TINY, "synthetic", "mlr", "released").items()
+        if name != "per-fedavg"
+    ]
+    told: list[tuple[str, int]] = []
+    study = Study(tmp_path, "")
+    with compiling(optimised=False):
+        study.carry_out(cell[:1])  # pfedme, which the plan has after fedavg, whose training loss is wanted
+        study.carry_out(cell, lambda name, _, step: told.append((name, step.round)))
+    assert told[0] == ("pfedme", cell[0].run.rounds)
+    assert told[1] == ("fedavg", 0)
+
+
+def test_a_damaged_ledger_is_named(tmp_path: Path):
+    (tmp_path / "results").mkdir()
+    for damaged in ("{", "[]"):
+        (tmp_path / "results" / "provenance.json").write_text(damaged)
+        with pytest.raises(InputError, match=r"provenance.json cannot be read .* delete it"):
+            Study(tmp_path, "").write("table1.md", "", 1)
+
+
 def test_an_interrupted_reproduction_goes_on(tmp_path: Path):
     def stop(_: str, place: int, progress: Progress) -> None:
         if place == 2 and progress.round >= 2:

@@ -15,7 +15,8 @@ from scipy import stats
 
 from pfedme import __version__
 from pfedme.compare import Watch, carry_out_plan
-from pfedme.execute import Wanted
+from pfedme.errors import InputError
+from pfedme.execute import Progress, Wanted
 from pfedme.files import atomic_write, writing
 from pfedme.folder import Folder
 from pfedme.run import Run
@@ -62,8 +63,12 @@ class Study:
         """Runs what has not been run yet."""
         with writing(self.results):
             self.results.mkdir(parents=True, exist_ok=True)
+        plan = self.plan(wishes)
+        for place, (name, run, path) in enumerate(job for jobs in plan.values() for job in jobs):
+            if Folder(path).record.exists() and Folder(path).status() != "running":
+                watch(name, place, Progress(run.rounds, run.rounds, None))
         first = 0
-        for loss, jobs in self.plan(wishes).items():
+        for loss, jobs in plan.items():
             carry_out_plan(
                 jobs,
                 lambda name, place, progress, first=first: watch(name, first + place, progress),
@@ -99,10 +104,22 @@ class Study:
         with writing(self.results):
             self.results.mkdir(parents=True, exist_ok=True)
             atomic_write(self.results / name, content)
-            ledger = self.results / "provenance.json"
-            notes = json.loads(ledger.read_text()) if ledger.exists() else {}
+            notes = self.notes()
             notes[name] = self.provenance(seeds)
-            atomic_write(ledger, json.dumps(notes, indent=1, sort_keys=True) + "\n")
+            atomic_write(self.results / "provenance.json", json.dumps(notes, indent=1, sort_keys=True) + "\n")
+
+    def notes(self) -> dict[str, Any]:
+        """What made each of the results so far."""
+        ledger = self.results / "provenance.json"
+        if not ledger.exists():
+            return {}
+        try:
+            notes = json.loads(ledger.read_text())
+            if not isinstance(notes, dict):
+                raise TypeError("it holds no table of results")
+        except (OSError, ValueError, TypeError) as error:
+            raise InputError(f"{ledger} cannot be read ({error}); delete it and run this again.") from None
+        return notes
 
     def provenance(self, seeds: int) -> dict[str, Any]:
         """What made a result."""
