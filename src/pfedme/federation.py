@@ -5,10 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
 
 from pfedme.errors import InputError
+
+Part = Literal["train", "validation", "test"]
+"""What rows are for."""
 
 
 def aligned(shape: tuple[int, ...], dtype: np.typing.DTypeLike) -> np.ndarray:
@@ -21,7 +25,7 @@ def aligned(shape: tuple[int, ...], dtype: np.typing.DTypeLike) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Federation:
-    """Rows of clients, one client after the other; within a client, training rows before test rows.
+    """Rows of clients, one client after the other; a client's are for validation, training and test, in this order.
 
     >>> f = Federation.split([3, 1], np.zeros((4, 2), np.float32), np.array([0, 1, 1, 0]), classes=2)
     >>> f.n_train, f.n_test
@@ -39,6 +43,8 @@ class Federation:
     classes: int
     ids: np.ndarray
     """What a client's randomness is addressed by; it stays the client's when others come and go."""
+    n_val: np.ndarray | int = 0
+    """Validation rows of each client: to choose by, neither trained on nor reported."""
     note: str = ""
     """What a reader of the description should know about where the rows come from."""
 
@@ -109,13 +115,39 @@ class Federation:
 
     @cached_property
     def count(self) -> np.ndarray:
-        """Rows of each client, training and test."""
-        return self.n_train + self.n_test
+        """Rows of each client, whatever they are for."""
+        return self.n_val + self.n_train + self.n_test
 
     @cached_property
     def start(self) -> np.ndarray:
         """Where each client's rows begin."""
         return np.concatenate([[0], np.cumsum(self.count)[:-1]])
+
+    def rows(self, part: Part) -> tuple[np.ndarray, np.ndarray]:
+        """Where each client's rows of a part begin, and how many they are."""
+        before = {"validation": 0, "train": self.n_val, "test": self.n_val + self.n_train}[part]
+        count = {"validation": self.n_val, "train": self.n_train, "test": self.n_test}[part]
+        return self.start + before, np.broadcast_to(count, self.clients)
+
+    def hold_out(self, fold: int, folds: int) -> Federation:
+        """This federation with one of `folds` parts of each client's training rows kept for validation.
+
+        A client with fewer rows than folds keeps one row or none, and one with a single row trains on it.
+
+        >>> f = Federation.split([8, 1], np.zeros((9, 2), np.float32), np.zeros(9, int), classes=2)
+        >>> f.hold_out(1, 2).n_val, f.hold_out(1, 2).n_train
+        (array([3, 0]), array([3, 1]))
+        """
+        first, last = (np.where(self.n_train > 1, self.n_train * k // folds, 0) for k in (fold, fold + 1))
+        kept = last - first
+        place = np.arange(len(self.y)) - np.repeat(self.start, self.count)
+        first, last = (np.repeat(a, self.count) for a in (first, last))
+        # Within a client: the rows of the fold, then what was before it, then what comes after it.
+        rank = np.where(place < first, place + last - first, np.where(place < last, place - first, place))
+        order = np.empty(len(self.y), np.int64)
+        order[np.repeat(self.start, self.count) + rank] = np.arange(len(self.y))
+        x = np.take(self.x, order, axis=0, out=aligned(self.x.shape, self.x.dtype))
+        return dataclasses.replace(self, x=x, y=self.y[order], n_train=self.n_train - kept, n_val=kept)
 
     def label_counts(self) -> np.ndarray:
         """How often each client (row) has each label (column)."""
@@ -130,5 +162,5 @@ class Federation:
         rows = np.repeat(self.start[clients] - np.cumsum(count) + count, count) + np.arange(count.sum())
         return dataclasses.replace(
             self, x=self.x[rows], y=self.y[rows], n_train=self.n_train[clients], n_test=self.n_test[clients],
-            ids=self.ids[clients],
+            n_val=np.broadcast_to(self.n_val, self.clients)[clients], ids=self.ids[clients],
         )  # fmt: skip

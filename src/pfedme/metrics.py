@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -41,6 +42,16 @@ class Blocks(NamedTuple):
         valid = np.minimum(count[client] - number * length, length)
         return cls(client, start[client] + number * length, valid, np.arange(length))
 
+    def padded(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Client, start and valid rows of each block, with empty blocks until the devices share them evenly."""
+        client, start, valid = (padded(a) for a in self[:3])
+        valid[len(self.client) :] = 0
+        return client, start, valid
+
+    def owner(self) -> np.ndarray:
+        """The client of each row."""
+        return np.repeat(self.client, self.valid)
+
 
 @dataclasses.dataclass(frozen=True)
 class Scores:
@@ -66,8 +77,7 @@ def score(model: Model, theta: Params, x: jax.Array, y: jax.Array, blocks: Block
     count = np.bincount(blocks.client, blocks.valid, clients).astype(np.int64)
     if not len(blocks.client):
         return Scores(np.zeros(clients), np.zeros(clients), count)
-    client, start, valid = (padded(a) for a in blocks[:3])
-    valid[len(blocks.client) :] = 0
+    client, start, valid = blocks.padded()
     correct, loss = map(np.asarray, _block_sums(model, theta, x, y, client, start, valid, blocks.offset))
     return Scores(
         correct=np.bincount(client, correct, clients),
@@ -76,7 +86,30 @@ def score(model: Model, theta: Params, x: jax.Array, y: jax.Array, blocks: Block
     )
 
 
-@jax.jit
+class Outcomes(NamedTuple):
+    """What a model makes of single rows."""
+
+    right: np.ndarray
+    """Whether the label is the most probable one."""
+    likely: np.ndarray
+    """The probability that the model gives to the label."""
+
+
+def outcomes(model: Model, theta: Params, x: jax.Array, y: jax.Array, blocks: Blocks) -> Outcomes:
+    """What θ, as in `score`, makes of each row, in the order of the blocks."""
+    if not len(blocks.client):
+        return Outcomes(np.zeros(0, bool), np.zeros(0))
+    client, start, valid = blocks.padded()
+    sums = _block_sums(model, theta, x, y, client, start, valid, blocks.offset, each_row=True)
+    right, loss = (np.asarray(a)[: len(blocks.client)] for a in sums)
+    # A block that would reach past the store was moved to begin earlier.
+    moved = np.maximum(0, blocks.start + right.shape[1] - len(x))
+    at = np.arange(right.shape[1]) - moved[:, None]
+    own = (at >= 0) & (at < blocks.valid[:, None])
+    return Outcomes(right[own], np.exp(-loss[own].astype(np.float64)))
+
+
+@partial(jax.jit, static_argnames="each_row")
 def _block_sums(
     model: Model,
     theta: Params,
@@ -86,8 +119,9 @@ def _block_sums(
     start: jax.Array,
     valid: jax.Array,
     offset: jax.Array,
+    each_row: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
-    """Correct predictions and summed losses of each block."""
+    """Correct predictions and summed losses of each block; or of each row of each block."""
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     shared_model = jax.tree.leaves(shapes)[0].ndim == jax.tree.leaves(theta)[0].ndim
     length = min(len(offset), len(x))
@@ -104,8 +138,9 @@ def _block_sums(
             labels = lax.dynamic_slice_in_dim(y, first, length)
             rows = lax.dynamic_slice_in_dim(x, first, length)
             logits = model.scores(theta if shared_model else theta[client], rows)
-            hit = is_first_largest(logits, labels)
-            return jnp.sum(hit & own), jnp.sum(jnp.where(own, cross_entropy(logits, labels), 0))
+            hit = is_first_largest(logits, labels) & own
+            loss = jnp.where(own, cross_entropy(logits, labels), 0)
+            return (hit, loss) if each_row else (jnp.sum(hit), jnp.sum(loss))
 
         return lax.map(one, blocks)
 

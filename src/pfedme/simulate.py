@@ -21,7 +21,7 @@ from pfedme.algorithms import Algorithm
 from pfedme.algorithms.base import Models
 from pfedme.devices import everywhere, over_devices, padded
 from pfedme.errors import InputError
-from pfedme.federation import Federation
+from pfedme.federation import Federation, Part
 from pfedme.metrics import Blocks, Scores, score, summary
 from pfedme.models import Model, curvature
 from pfedme.problem import Order, Problem
@@ -47,7 +47,8 @@ class State(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """Scores of each model that exists, `global`, `local` and `personal`, on test and training rows."""
+    """Scores of each model that exists, `global`, `local` and `personal`, on test (or validation) and on
+    training rows."""
 
     round: int
     clients: np.ndarray
@@ -97,7 +98,8 @@ class Store:
     def of(cls, federation: Federation) -> Store:
         """The rows of a federation."""
         f = federation
-        columns = (f.x, f.y, *(a.astype(np.int32) for a in (f.start, f.n_train, f.n_test)), f.ids)
+        where = (*f.rows("train"), f.n_test)
+        columns = (f.x, f.y, *(a.astype(np.int32) for a in where), f.ids)
         return cls(*(everywhere(column) for column in columns), longest=int(f.n_train.max()))
 
     def problem(self, model: Model, i: Any, t: Any = 0, order: Order = "random") -> Problem:
@@ -165,28 +167,27 @@ class Simulation:
         return models, {k: np.asarray(v, np.float64) for k, v in info.items()}
 
     def evaluate(
-        self, state: State, who: np.ndarray | None = None, *, train: bool = True
+        self, state: State, who: np.ndarray | None = None, *, on: Part = "test", train: bool = True
     ) -> tuple[Evaluation, Models]:
         """The scores of all models of clients `who` (default: all), and their local and personal models.
 
-        Without `train` only test rows are looked at, which is quicker.
+        Without `train` only the rows to judge `on` are looked at, which is quicker.
         """
         f = self.federation
         who = np.arange(f.clients) if who is None else np.asarray(who)
         models, info = self.answer(state, who)
         kinds = {"global": state.w if self.algorithm.has_global else None, **models._asdict()}
-        parts = {"test": Blocks.cut((f.start + f.n_train)[who], f.n_test[who])}
-        if train:
-            parts["train"] = Blocks.cut(f.start[who], f.n_train[who])
+        parts: tuple[Part, ...] = (on, "train") if train else (on,)
+        blocks = {part: Blocks.cut(*(a[who] for a in f.rows(part))) for part in parts}
         scores = {
             part: {
-                kind: score(self.model, theta, self.store.x, self.store.y, blocks, len(who))
+                kind: score(self.model, theta, self.store.x, self.store.y, blocks[part], len(who))
                 for kind, theta in kinds.items()
                 if theta is not None
             }
-            for part, blocks in parts.items()
+            for part in parts
         }
-        return Evaluation(state.t, who, scores["test"], scores.get("train", {}), info), models
+        return Evaluation(state.t, who, scores[on], scores.get("train", {}), info), models
 
     def evaluated(self, clients: int) -> np.ndarray:
         """So many clients, drawn once for the run, in the order of the federation."""

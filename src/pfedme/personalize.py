@@ -1,0 +1,294 @@
+"""The right model for every client: its own λ, and its own choice between joining and training alone.
+
+Given a shared model w, client i follows the path of personal models
+
+    θ_i(λ) = argmin_θ f_i(θ) + λ/2 ‖θ − w‖²
+
+from λ = ∞, where θ is w, to λ = 0, where it is the client's own model, each started at the one before. It
+scores the path, and a model that it trains from scratch, on rows that none of them has seen, takes the most
+shared one among the best, and fits that one again on all its rows. Nothing of this leaves the client.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Annotated, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from pfedme.devices import everywhere, over_devices, padded
+from pfedme.federation import Federation
+from pfedme.metrics import Blocks, Outcomes, outcomes
+from pfedme.models import Model
+from pfedme.simulate import Store
+from pfedme.spec import Bound, Count, Index, NonNegative, Positive
+from pfedme.tree import Params, record
+
+PATH = (100.0, 30.0, 10.0, 3.0, 1.0, 0.3, 0.1, 0.03, 0.01)
+"""The λ between ∞ and 0."""
+
+
+@record
+class Personalize:
+    """How clients find their own models."""
+
+    name: ClassVar[str] = "auto"
+
+    folds: Annotated[int, Bound(least=2, most=100)] = 5
+    """Parts of a client's training rows; a part is chosen by, and the models it judges have not seen it."""
+    small: Index = 200
+    """A client with fewer training rows chooses by all parts in turn, one with more by the first."""
+    steps: Count = 100
+    """Steps of SGD for each λ."""
+    scratch: Count = 2000
+    """Steps from scratch, for the model of a client alone."""
+    eta: Positive = 0.02
+    """Size of these steps."""
+    B: Count = 20
+    """|D|: rows of their mini-batches."""
+    caution: NonNegative = 0.5
+    """A less shared model must be better by so many standard errors on the rows to choose by."""
+
+
+class Candidate(NamedTuple):
+    """A model that a client can have, the more shared the earlier in the list."""
+
+    name: str
+    """`global`, `personal` for a λ of the path, `given` for the run's own λ, `fine-tuned`, or `alone`."""
+    lam: float
+    steps: int = 0
+
+    @property
+    def label(self) -> str:
+        """The name, with λ where there are several."""
+        return f"λ = {self.lam:g}" if self.name in ("personal", "given") else self.name
+
+
+def candidates(how: Personalize, given: float | None = None) -> list[Candidate]:
+    """All models that a client chooses from; `given` is the λ of a pFedMe run.
+
+    >>> [c.label for c in candidates(Personalize(), given=15.0)][:5]
+    ['global', 'λ = 100', 'λ = 30', 'λ = 15', 'λ = 10']
+    """
+    lams = sorted({*PATH, *([given] if given else [])}, reverse=True)
+    path = [Candidate("given" if lam == given else "personal", lam, how.steps) for lam in lams]
+    fine_tuned, alone = Candidate("fine-tuned", 0.0, how.steps), Candidate("alone", 0.0, how.scratch)
+    return [Candidate("global", math.inf), *path, fine_tuned, alone]
+
+
+@dataclasses.dataclass(frozen=True)
+class Personalized:
+    """Every client's models and choice."""
+
+    candidates: list[Candidate]
+    choice: np.ndarray
+    """The candidate that each client has chosen, by its place in the list."""
+    score: np.ndarray
+    """Mean probability that each candidate (column) gave to the labels that each client (row) chose by; NaN if
+    it had no rows for that."""
+    theta: Params
+    """The chosen models, fitted on all training rows, stacked."""
+    right: np.ndarray
+    """Whether each candidate (column) is right about each test row."""
+    owner: np.ndarray
+    """The client of each test row."""
+
+    @property
+    def clients(self) -> int:
+        """N."""
+        return len(self.choice)
+
+    @property
+    def recommended(self) -> np.ndarray:
+        """Whether its client's chosen model is right about each test row."""
+        return self.right[np.arange(len(self.owner)), self.choice[self.owner]]
+
+    def of(self, name: str) -> np.ndarray:
+        """Whether the candidate with this name is right about each test row."""
+        (place,) = [k for k, c in enumerate(self.candidates) if c.name == name]
+        return self.right[:, place]
+
+    @property
+    def lam(self) -> np.ndarray:
+        """The λ that each client chose: ∞ for the global model, 0 for its own."""
+        return np.array([c.lam for c in self.candidates])[self.choice]
+
+    def accuracy(self, right: np.ndarray) -> np.ndarray:
+        """Each client's accuracy; NaN for one without test rows."""
+        count = np.bincount(self.owner, minlength=self.clients)
+        correct = np.bincount(self.owner, right, self.clients)
+        return np.where(count > 0, correct / np.maximum(count, 1), np.nan)
+
+    def gain(self, over: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """How much more accurate the recommended model is for each client, with the half-width of a 95 %
+        interval, paired over the client's test rows."""
+        return paired(self.recommended, over, self.owner, self.clients)
+
+
+def paired(
+    mine: np.ndarray, theirs: np.ndarray, owner: np.ndarray, clients: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Each client's accuracy by `mine` less that by `theirs`, and 1.96 standard errors of it.
+
+    With b rows where only one is right and c where only the other is, n rows in all: (b − c)/n, and
+    √(b + c + 1)/n, in which the 1 stands for what a few rows that agree cannot rule out.
+    """
+    n = np.maximum(np.bincount(owner, minlength=clients), 1)
+    b = np.bincount(owner, mine & ~theirs, clients)
+    c = np.bincount(owner, theirs & ~mine, clients)
+    return (b - c) / n, 1.96 * np.sqrt(b + c + 1) / n
+
+
+def choose(likely: np.ndarray, owner: np.ndarray, clients: int, caution: float) -> np.ndarray:
+    """The candidate that each client takes: the first that is not worse than its best by `caution` standard
+    errors, from the probability that each candidate (column) gives to the label of each row to choose by.
+
+    A client without such rows takes the first, the global model. The probability of the label is a steadier
+    judge than being right, for a few rows above all, and unlike its logarithm it cannot be ruined by one row.
+
+    >>> likely = np.array([[0.2, 0.8, 0.8], [0.9, 0.9, 0.9], [0.1, 0.7, 0.7]])
+    >>> choose(likely, np.zeros(3, int), 2, caution=0.5)
+    array([1, 0])
+    """
+    total = _by_client(likely, owner, clients)
+    best = np.argmax(total, axis=1)
+    behind = likely[np.arange(len(owner)), best[owner]][:, None] - likely
+    count = np.maximum(np.bincount(owner, minlength=clients), 1)[:, None]
+    mean = _by_client(behind, owner, clients) / count
+    variance = np.maximum(_by_client(behind**2, owner, clients) / count - mean**2, 0)
+    return np.argmax(mean <= caution * np.sqrt(variance / count) + 1e-12, axis=1)
+
+
+def personalize(
+    how: Personalize,
+    model: Model,
+    federation: Federation,
+    w: Params,
+    without: Callable[[Federation], Params],
+    *,
+    seed: int = 0,
+    given: float | None = None,
+    watch: Callable[[str, int, int], None] = lambda _what, _done, _of: None,
+) -> Personalized:
+    """Every client's choice by validation rows, and the chosen model fitted on all its training rows.
+
+    `without(federation)` is a shared model that has not seen the federation's validation rows: for clients
+    that took part in w, one that was trained again; for newcomers w itself. Test rows are read once, after
+    every choice.
+    """
+    offered = candidates(how, given)
+    key = jax.random.key(seed)
+    few = np.flatnonzero(federation.n_train < how.small)
+    folds = how.folds if len(few) else 1
+    owners, likely = [], []
+    for fold in range(folds):
+        watch("choice", fold, folds + 1)
+        who = np.arange(federation.clients) if fold == 0 else few
+        part = federation.hold_out(fold, how.folds)
+        blocks = Blocks.cut(*(a[who] for a in part.rows("validation")))
+        judged = [
+            found.likely
+            for found, _ in walk(
+                how, model, part, without(part), offered, jax.random.fold_in(key, fold), who, blocks
+            )
+        ]
+        likely.append(np.stack(judged, axis=1))
+        owners.append(who[blocks.owner()])
+    watch("models", folds, folds + 1)
+    owner, all_likely = np.concatenate(owners), np.concatenate(likely)
+    choice = choose(all_likely, owner, federation.clients, how.caution)
+    count = np.bincount(owner, minlength=federation.clients)[:, None]
+    score = _by_client(all_likely, owner, federation.clients) / np.where(count > 0, count, np.nan)
+
+    test = Blocks.cut(*federation.rows("test"))
+    right, theta = [], None
+    who = np.arange(federation.clients)
+    for place, (found, models) in enumerate(
+        walk(how, model, federation, w, offered, jax.random.fold_in(key, folds), who, test)
+    ):
+        right.append(found.right)
+        theta = models if theta is None else _where(choice == place, models, theta)
+    assert theta is not None
+    watch("models", folds + 1, folds + 1)
+    return Personalized(offered, choice, score, theta, np.stack(right, axis=1), test.owner())
+
+
+def walk(
+    how: Personalize,
+    model: Model,
+    federation: Federation,
+    w: Params,
+    offered: Sequence[Candidate],
+    key: jax.Array,
+    who: np.ndarray,
+    blocks: Blocks,
+) -> Iterator[tuple[Outcomes, Params]]:
+    """The models of clients `who`, stacked, one candidate after the other, and what each makes of its rows in
+    `blocks`."""
+    store = Store.of(federation)
+    fresh = model.init(jax.random.fold_in(key, 2**32 - 1))
+    items = padded(who).astype(np.int32)
+
+    def stacked(point: Params) -> Params:
+        return everywhere(point.map(lambda leaf: jnp.broadcast_to(leaf, (len(items), *leaf.shape))))
+
+    theta = stacked(w)
+    for place, candidate in enumerate(offered):
+        if candidate.name == "alone":
+            theta = stacked(fresh)
+        if candidate.steps:
+            own = jax.random.fold_in(key, place)
+            theta = _descend(
+                store, model, own, w, theta, items, candidate.lam, how.eta, candidate.steps, B=how.B
+            )
+        models = theta[: len(who)]
+        yield outcomes(model, models, store.x, store.y, blocks), models
+
+
+@partial(jax.jit, static_argnames="B")
+def _descend(
+    store: Store,
+    model: Model,
+    key: jax.Array,
+    w: Params,
+    theta: Params,
+    who: jax.Array,
+    lam: float,
+    eta: float,
+    steps: int,
+    B: int,
+) -> Params:
+    """θ after `steps` of θ ← argmin_u ⟨∇f̃_i(θ), u⟩ + λ/2 ‖u − w‖² + 1/(2η) ‖u − θ‖², for each client."""
+
+    def part(shared: tuple[Store, Model, jax.Array, Params], work: tuple[Params, jax.Array]) -> Params:
+        store, model, key, w = shared
+
+        def fit(theta: Params, i: jax.Array) -> Params:
+            problem = store.problem(model, i)
+            own = jax.random.fold_in(key, store.ids[i])
+
+            def step(k: jax.Array, theta: Params) -> Params:
+                gradient = problem.sample(jax.random.fold_in(own, k), B).grad(theta)
+                return (1 / (1 + eta * lam)) * (theta - eta * gradient + (eta * lam) * w)
+
+            return lax.fori_loop(0, steps, step, theta)
+
+        return jax.vmap(fit)(*work)
+
+    return over_devices(part, (store, model, key, w), (theta, who))
+
+
+def _by_client(values: np.ndarray, owner: np.ndarray, clients: int) -> np.ndarray:
+    """The sums of each column over each client's rows."""
+    return np.stack([np.bincount(owner, column, clients) for column in values.T], axis=1)
+
+
+def _where(mask: np.ndarray, mine: Params, other: Params) -> Params:
+    """`mine` at the places of the mask, `other` elsewhere, in stacks of points."""
+    return mine.map(lambda a, b: jnp.where(jnp.reshape(mask, (-1,) + (1,) * (a.ndim - 1)), a, b), other)
