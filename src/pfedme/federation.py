@@ -25,7 +25,7 @@ def aligned(shape: tuple[int, ...], dtype: np.typing.DTypeLike) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Federation:
-    """Rows of clients, one client after the other; a client's are for validation, training and test, in this order.
+    """Rows of clients, one client after the other; in a client, those for validation, training, test.
 
     >>> f = Federation.split([3, 1], np.zeros((4, 2), np.float32), np.array([0, 1, 1, 0]), classes=2)
     >>> f.n_train, f.n_test

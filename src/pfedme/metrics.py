@@ -43,7 +43,7 @@ class Blocks(NamedTuple):
         return cls(client, start[client] + number * length, valid, np.arange(length))
 
     def padded(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Client, start and valid rows of each block, with empty blocks until the devices share them evenly."""
+        """Client, start and valid rows of each block, and empty blocks until all devices have as many."""
         client, start, valid = (padded(a) for a in self[:3])
         valid[len(self.client) :] = 0
         return client, start, valid

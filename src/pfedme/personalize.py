@@ -76,7 +76,7 @@ def candidates(how: Personalize, given: float | None = None) -> list[Candidate]:
     >>> [c.label for c in candidates(Personalize(), given=15.0)][:5]
     ['global', 'λ = 100', 'λ = 30', 'λ = 15', 'λ = 10']
     """
-    lams = sorted({*PATH, *([given] if given else [])}, reverse=True)
+    lams: list[float] = sorted({*PATH, given} - {None}, reverse=True)
     path = [Candidate("given" if lam == given else "personal", lam, how.steps) for lam in lams]
     fine_tuned, alone = Candidate("fine-tuned", 0.0, how.steps), Candidate("alone", 0.0, how.scratch)
     return [Candidate("global", math.inf), *path, fine_tuned, alone]
@@ -90,8 +90,8 @@ class Personalized:
     choice: np.ndarray
     """The candidate that each client has chosen, by its place in the list."""
     score: np.ndarray
-    """Mean probability that each candidate (column) gave to the labels that each client (row) chose by; NaN if
-    it had no rows for that."""
+    """Mean probability that each candidate (column) gives to the labels that each client (row) chooses by;
+    NaN if it has no rows for that."""
     theta: Params
     """The chosen models, fitted on all training rows, stacked."""
     right: np.ndarray
