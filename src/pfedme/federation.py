@@ -155,6 +155,14 @@ class Federation:
         flat = np.bincount(owner * self.classes + self.y, minlength=self.clients * self.classes)
         return flat.reshape(self.clients, self.classes)
 
+    def limit(self, rows: int) -> Federation:
+        """The clients that have at least so many training rows, each with only its first `rows` of them."""
+        some = self.take(np.flatnonzero(self.n_train >= rows))
+        place = np.arange(len(some.y)) - np.repeat(some.start, some.count)
+        kept = (place < rows) | (place >= np.repeat(some.n_train, some.count))
+        x, y = some.x[kept], some.y[kept]
+        return dataclasses.replace(some, x=x, y=y, n_train=np.full(some.clients, rows))
+
     def take(self, clients: Sequence[int] | np.ndarray) -> Federation:
         """The federation of these clients, in this order; they keep their ids."""
         clients = np.asarray(clients)

@@ -147,19 +147,32 @@ def _block_sums(
     return over_devices(sums, (model, theta, x, y), (client, start, valid))
 
 
+def over_clients(accuracy: np.ndarray) -> dict[str, float] | None:
+    """Mean, spread, worst tenth and worst of the clients' own accuracies; None if no client has one.
+
+    >>> over_clients(np.array([0.5, np.nan, 1.0]))
+    {'mean': 0.75, 'std': 0.25, 'worst_decile': 0.5, 'min': 0.5}
+    """
+    own = np.sort(accuracy[~np.isnan(accuracy)])
+    if not len(own):
+        return None
+    worst = own[: -(-len(own) // 10)]
+    return {
+        "mean": float(own.mean()),
+        "std": float(own.std()),
+        "worst_decile": float(worst.mean()),
+        "min": float(own[0]),
+    }
+
+
 def summary(test: Scores, train: Scores | None) -> dict[str, Any]:
     """A model's entry in the record; `worst_decile` is the mean over the worst tenth of the clients."""
-    own = np.sort(test.accuracy[test.count > 0])
+    own = over_clients(test.accuracy)
     entry: dict[str, Any] = {"accuracy": None, "loss": None, "train_loss": None, "clients": None}
     if train:
         entry["train_loss"] = train.mean_loss
-    if len(own):
+    if own:
         entry["accuracy"] = float(test.correct.sum() / test.count.sum())
         entry["loss"] = test.mean_loss
-        entry["clients"] = {
-            "mean": float(own.mean()),
-            "std": float(own.std()),
-            "worst_decile": float(own[: -(-len(own) // 10)].mean()),
-            "min": float(own[0]),
-        }
+        entry["clients"] = own
     return entry

@@ -89,6 +89,8 @@ class Personalized:
     candidates: list[Candidate]
     choice: np.ndarray
     """The candidate that each client has chosen, by its place in the list."""
+    joined: np.ndarray
+    """The one that it would choose if training alone were no choice."""
     score: np.ndarray
     """Mean probability that each candidate (column) gives to the labels that each client (row) chooses by;
     NaN if it has no rows for that."""
@@ -104,15 +106,19 @@ class Personalized:
         """N."""
         return len(self.choice)
 
+    def of(self, name: str) -> np.ndarray:
+        """Whether a method is right about each test row: a candidate by its name, `recommended` for what each
+        client has chosen, `own-lambda` for what it would choose if training alone were no choice."""
+        if name in ("recommended", "own-lambda"):
+            chosen = self.choice if name == "recommended" else self.joined
+            return self.right[np.arange(len(self.owner)), chosen[self.owner]]
+        (place,) = [k for k, c in enumerate(self.candidates) if c.name == name]
+        return self.right[:, place]
+
     @property
     def recommended(self) -> np.ndarray:
         """Whether its client's chosen model is right about each test row."""
-        return self.right[np.arange(len(self.owner)), self.choice[self.owner]]
-
-    def of(self, name: str) -> np.ndarray:
-        """Whether the candidate with this name is right about each test row."""
-        (place,) = [k for k, c in enumerate(self.candidates) if c.name == name]
-        return self.right[:, place]
+        return self.of("recommended")
 
     @property
     def lam(self) -> np.ndarray:
@@ -124,6 +130,11 @@ class Personalized:
         count = np.bincount(self.owner, minlength=self.clients)
         correct = np.bincount(self.owner, right, self.clients)
         return np.where(count > 0, correct / np.maximum(count, 1), np.nan)
+
+    def harmed(self, right: np.ndarray) -> np.ndarray:
+        """Which clients a method leaves more than one point below alone, beyond their own interval."""
+        gain, interval = paired(right, self.of("alone"), self.owner, self.clients)
+        return gain < -0.01 - interval
 
     def gain(self, over: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """How much more accurate the recommended model is for each client, with the half-width of a 95 %
@@ -203,6 +214,7 @@ def personalize(
     watch("models", folds, folds + 1)
     owner, all_likely = np.concatenate(owners), np.concatenate(likely)
     choice = choose(all_likely, owner, federation.clients, how.caution)
+    joined = choose(all_likely[:, :-1], owner, federation.clients, how.caution)
     count = np.bincount(owner, minlength=federation.clients)[:, None]
     score = _by_client(all_likely, owner, federation.clients) / np.where(count > 0, count, np.nan)
 
@@ -216,7 +228,7 @@ def personalize(
         theta = models if theta is None else _where(choice == place, models, theta)
     assert theta is not None
     watch("models", folds + 1, folds + 1)
-    return Personalized(offered, choice, score, theta, np.stack(right, axis=1), test.owner())
+    return Personalized(offered, choice, joined, score, theta, np.stack(right, axis=1), test.owner())
 
 
 def walk(

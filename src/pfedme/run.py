@@ -9,14 +9,16 @@ from functools import lru_cache
 from typing import Any
 
 import jax
+import numpy as np
 
 from pfedme.algorithms import ALGORITHMS, Algorithm
 from pfedme.data import DATA, Source
 from pfedme.errors import InputError, unknown
 from pfedme.federation import Federation
 from pfedme.models import DNN, MLR, MODELS
+from pfedme.personalize import Personalize
 from pfedme.simulate import Simulation
-from pfedme.spec import Count, Seed, build, check, to_json
+from pfedme.spec import Count, Seed, Share, build, check, to_json
 
 NUMBERS = ("rounds", "cohort", "seed", "eval_every", "eval_clients")
 """The fields of a run that are numbers, by which name they are also options of the command line."""
@@ -41,6 +43,11 @@ class Run:
     eval_clients: Count | None = None
     """How many clients are evaluated; all, or 1,000 where there are more than 10,000."""
 
+    holdout_clients: Share | None = None
+    """Share of the clients that take no part and come as newcomers when the run has finished."""
+    personalize: Personalize | None = None
+    """How clients find models of their own when the run has finished; not at all if not given."""
+
     def to_json(self) -> dict[str, Any]:
         """This run as JSON values."""
         return {
@@ -48,6 +55,9 @@ class Run:
             "data": {"name": self.data.name, **to_json(self.data)},
             "model": {"name": _name_of(self.model, MODELS), **to_json(self.model)},
             **{name: getattr(self, name) for name in NUMBERS},
+            # What came later is left out where it is not used, so that earlier records stay what they are.
+            **({"holdout_clients": self.holdout_clients} if self.holdout_clients else {}),
+            **({"personalize": to_json(self.personalize)} if self.personalize else {}),
         }
 
     @classmethod
@@ -61,9 +71,12 @@ class Run:
                 raise unknown(what, name, known)
             return build(known[name], fields, f"{what} '{name}'")
 
+        how = config.get("personalize")
         return cls(
             algorithm=part("algorithm", ALGORITHMS), data=part("data", DATA), model=part("model", MODELS),
             **{name: config[name] for name in NUMBERS},
+            holdout_clients=config.get("holdout_clients"),
+            personalize=None if how is None else build(Personalize, how, "personalize"),
         )  # fmt: skip
 
     def command(self) -> str:
@@ -71,7 +84,9 @@ class Run:
         words = ["pfedme", "run", self.algorithm.name]
         words += ["--data", _text(self.data.name, self.data)]
         words += ["--model", _text(_name_of(self.model, MODELS), self.model)]
-        for name in NUMBERS:
+        if self.personalize:
+            words += ["--personalize", _text(self.personalize.name, self.personalize)]
+        for name in (*NUMBERS, "holdout_clients"):
             if (value := getattr(self, name)) is not None:
                 words += [f"--{name.replace('_', '-')}", str(value)]
         for name, value in to_json(self.algorithm).items():
@@ -82,13 +97,15 @@ class Run:
     def program(self) -> Hashable:
         """What two runs have in common if one compiled program can carry out both, at the same pace."""
         shape = jax.tree.structure((self.algorithm, self.model))
-        return shape, self.data, *(getattr(self, name) for name in NUMBERS if name != "seed")
+        numbers = (getattr(self, name) for name in NUMBERS if name != "seed")
+        # Newcomers are drawn by seed: runs that hold clients out have federations of their own.
+        return shape, self.data, *numbers, (self.holdout_clients, self.seed if self.holdout_clients else None)
 
     def prepare(self) -> tuple[Run, Simulation]:
         """This run with every default filled in, and its simulation; loads the data."""
         check(self, "the run")
         check(self.algorithm, f"algorithm '{self.algorithm.name}'")
-        federation = load(self.data)
+        federation = self.parties()[0]
         cohort = self.cohort or min(10, federation.clients)
         eval_clients = self.eval_clients or (federation.clients if federation.clients <= 10_000 else 1_000)
         if eval_clients > federation.clients:
@@ -100,6 +117,20 @@ class Run:
             self, model=described, cohort=cohort, eval_every=eval_every, eval_clients=eval_clients
         )
         return full, Simulation(self.algorithm, model, federation, cohort=cohort, seed=self.seed)
+
+    def parties(self) -> tuple[Federation, Federation | None]:
+        """The clients that take part, and those that come later, if any do."""
+        federation = load(self.data)
+        if self.holdout_clients is None:
+            return federation, None
+        later = round(self.holdout_clients * federation.clients)
+        if not 0 < later < federation.clients:
+            raise InputError(
+                f"--holdout-clients {self.holdout_clients} of {federation.clients} clients leaves "
+                f"{later} newcomers and {federation.clients - later} to train with; both must be there."
+            )
+        order = np.random.default_rng([self.seed, 2**33]).permutation(federation.clients)
+        return federation.take(np.sort(order[later:])), federation.take(np.sort(order[:later]))
 
 
 @lru_cache(maxsize=2)

@@ -13,13 +13,18 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from pfedme.report import tables
+from pfedme.report import tables, trials
 
 if TYPE_CHECKING:
     from pfedme.compare import Comparison
     from pfedme.execute import Progress as Step
     from pfedme.experiments.finding import Finding
+    from pfedme.experiments.gain import Row
     from pfedme.federation import Federation
+    from pfedme.offer import Level
+    from pfedme.personalize import Personalized
+    from pfedme.tune import Step as SearchStep
+    from pfedme.tune import Tuning
 
 
 LINE_EVERY_S = 2.0
@@ -71,6 +76,145 @@ class Bar:
             print(
                 f"{name} round {step.round}/{step.rounds}: {self.latest}{left}", file=sys.stderr, flush=True
             )
+
+
+class SearchBar:
+    """Progress over the trials of a search, with the best accuracy so far, on standard error."""
+
+    def __init__(self) -> None:
+        self.began = self.said = time.monotonic()
+        self.before: int | None = None  # trials that had finished when the search was taken up again
+        self.live: Progress | None = None
+        if sys.stderr.isatty():
+            self.live = Progress(
+                TextColumn("trials"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[best]}"),
+                TextColumn("time left"), TimeRemainingColumn(), console=Console(stderr=True), transient=True,
+            )  # fmt: skip
+            self.task = self.live.add_task("", total=None, best="")
+
+    def __enter__(self) -> SearchBar:
+        if self.live:
+            self.live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.live:
+            self.live.stop()
+
+    def __call__(self, step: SearchStep) -> None:
+        """Shows how far the search has come."""
+        best = "" if step.best is None else f"best {100 * step.best:.2f} %"
+        done = step.finished + step.round / step.rounds
+        if self.before is None:
+            self.before = step.finished
+        if self.live:
+            self.live.update(self.task, completed=done, total=step.trials, best=best)
+        elif time.monotonic() - self.said >= LINE_EVERY_S:
+            self.said = time.monotonic()
+            said = [f"trial {step.finished + 1}/{step.trials} round {step.round}/{step.rounds}", best]
+            if step.finished > self.before:
+                pace = (self.said - self.began) / (done - self.before)
+                said.append(f"{pace * (step.trials - done):.0f} s left")
+            print(", ".join(filter(None, said)), file=sys.stderr, flush=True)
+
+
+def print_tuning(tuning: Tuning, out: Path) -> None:
+    """The best trials of a search, how the others ended, and how to train with the best settings."""
+    run = tuning.search.run
+    title = f"{run.algorithm.name} on {run.data.name}: the best trials, judged on validation rows"
+    table = _table(title, trials.header(tuning))
+    for trial in tuning.best[:5]:
+        table.add_row(*trials.row(trial, tuning))
+    console = _console()
+    console.print(table)
+    console.print(trials.counts(tuning), highlight=False)
+    if tuning.mattered:
+        console.print(trials.what_mattered(tuning), highlight=False)
+    console.print(f"The accuracy is the {tuning.best[0].model} model's. To train with the best settings:")
+    console.print(f"  {tuning.run.command()}", highlight=False, soft_wrap=True)
+    console.print(f"All trials: {out}/tune.md, {out}/trials.csv", highlight=False, soft_wrap=True)
+
+
+class Steps:
+    """Progress over a few long steps, on standard error."""
+
+    def __init__(self) -> None:
+        self.live: Progress | None = None
+        if sys.stderr.isatty():
+            self.live = Progress(
+                TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("time left"),
+                TimeRemainingColumn(), console=Console(stderr=True), transient=True,
+            )  # fmt: skip
+            self.task = self.live.add_task("", total=1)
+
+    def __enter__(self) -> Steps:
+        if self.live:
+            self.live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.live:
+            self.live.stop()
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        """Shows that `done` of `total` steps are done and that `what` comes next."""
+        if self.live:
+            self.live.update(self.task, description=what, completed=done, total=total)
+        elif done < total:
+            print(f"{what}: step {done + 1} of {total}", file=sys.stderr, flush=True)
+
+
+def print_offer(found: Personalized, federation: Federation, out: Path) -> None:
+    """What each method gives the clients, what they chose, and what they gain."""
+    from pfedme.offer import names, summary
+
+    labels = {"given": "pfedme (given λ)", "own-lambda": "own λ, joined"}
+    table = _table(
+        f"{found.clients} clients: test accuracy of a model for each",
+        ["model", "over all rows %", "client mean %", "worst tenth %", "harmed %"],
+    )
+    for name in names(found):
+        s = summary(found, found.of(name))
+        values = [s[k] for k in ("accuracy", "mean", "worst_decile", "harmed")]
+        table.add_row(labels.get(name, name), *(_percent(v) for v in values))
+    console = _console()
+    console.print(table)
+    for sentence in tables.offer_sentences(found):
+        console.print(sentence, highlight=False)
+    console.print(
+        f"Each client's choice: {out}/personalized.csv   Picture: {out}/personalized.png   "
+        f"Models: {out}/personalized.safetensors",
+        soft_wrap=True, highlight=False,
+    )  # fmt: skip
+
+
+def print_gain(rows: Sequence[Row], out: Path) -> None:
+    """What joining is worth on each federation."""
+    methods = ("alone", "global", "fine-tuned", "pfedme", "recommended")
+    table = _table("client mean of test accuracy", ["federation", *(f"{m} %" for m in methods), "harmed %"])
+    for row in rows:
+        values = [f"{row.mean[m]:.2f}" for m in methods]
+        table.add_row(row.setting.name, *values, f"{row.harmed:.1f}")
+    console = _console()
+    console.print(table)
+    console.print(f"What it means: {out}/gain.md   Table: {out}/results/gain.csv", soft_wrap=True)
+
+
+def print_newcomers(levels: Sequence[Level], out: Path) -> None:
+    """How newcomers fare by the number of their rows."""
+    methods = list(levels[0].methods)
+    table = _table(
+        "newcomers: client mean of test accuracy, by their training rows",
+        ["rows", "clients", *(f"{'pfedme (given λ)' if m == 'given' else m} %" for m in methods)],
+    )
+    for level in levels:
+        table.add_row(
+            str(level.rows), str(level.clients), *(_percent(level.methods[m]["mean"]) for m in methods)
+        )
+    console = _console()
+    console.print(table)
+    console.print(tables.newcomer_sentence(levels), highlight=False)
+    console.print(f"Results: {out}/newcomers.csv, {out}/newcomers.png", soft_wrap=True, highlight=False)
 
 
 def print_findings(findings: Sequence[Finding], out: Path) -> None:

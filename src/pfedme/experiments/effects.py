@@ -67,7 +67,12 @@ class Effect:
                 histories = [record["history"] for record in records]
                 for dash, kind in enumerate(KINDS):
                     curve = Curve(
-                        f"{label} {kind}{' (diverged)' if diverged else ''}", histories, kind, place, 1 - dash
+                        f"{label} {kind}",
+                        histories,
+                        kind,
+                        place,
+                        1 - dash,
+                        diverged=label if diverged else "",
                     )
                     columns.setdefault(model.upper(), []).append(curve)
                     over = [
@@ -77,8 +82,10 @@ class Effect:
                     ]
                     speeds[model, kind, label] = Estimate.of(over).mean
                 ends = [str(study.accuracy(wish, kind, last)) for kind in KINDS]
-                mean = ", ".join(f"{speeds[model, kind, label]:.2f}" for kind in KINDS)
-                numbers.append(f"{model} {label}: last {ends[0]} and {ends[1]}, over the run {mean}{told}")
+                mean = " and ".join(f"{speeds[model, kind, label]:.2f}" for kind in KINDS)
+                ended = diverged < len(records)
+                shown = f"last {ends[0]} and {ends[1]}, over the run {mean}" if ended else "no result"
+                numbers.append(f"{model} {label}: {shown}{told}")
         study.write(f"figure{self.number}.png", panels(columns), scale.seeds_of(SEEDS))
         checks = self.checks(speeds)
         return Finding(

@@ -87,6 +87,9 @@ def reproduce(
         findings = [audit.data_finding(scale), *findings]
         with writing(out):
             atomic_write(out / "audit.md", audit.page(findings, study.footer(scale.seeds)))
-    said = [{f.name: getattr(each, f.name) for f in dataclasses.fields(Finding)} for each in findings]
+    said = [dataclasses.asdict(finding) for finding in findings]
+    if not {"all", "audit"} & set(names):
+        new = {each["claim"] for each in said}
+        said = [each for each in study.read("findings.json", []) if each["claim"] not in new] + said
     study.write("findings.json", json.dumps(said, indent=1, ensure_ascii=False) + "\n", scale.seeds)
     return findings

@@ -104,22 +104,22 @@ class Study:
         with writing(self.results):
             self.results.mkdir(parents=True, exist_ok=True)
             atomic_write(self.results / name, content)
-            notes = self.notes()
+            notes = self.read("provenance.json", {})
             notes[name] = self.provenance(seeds)
             atomic_write(self.results / "provenance.json", json.dumps(notes, indent=1, sort_keys=True) + "\n")
 
-    def notes(self) -> dict[str, Any]:
-        """What made each of the results so far."""
-        ledger = self.results / "provenance.json"
-        if not ledger.exists():
-            return {}
+    def read(self, name: str, nothing: Any) -> Any:
+        """A JSON document among the results, or `nothing` of the same kind."""
+        path = self.results / name
+        if not path.exists():
+            return nothing
         try:
-            notes = json.loads(ledger.read_text())
-            if not isinstance(notes, dict):
-                raise TypeError("it holds no table of results")
+            document = json.loads(path.read_text())
+            if type(document) is not type(nothing):
+                raise TypeError("it is not what it should be")
         except (OSError, ValueError, TypeError) as error:
-            raise InputError(f"{ledger} cannot be read ({error}); delete it and run this again.") from None
-        return notes
+            raise InputError(f"{path} cannot be read ({error}); delete it and run this again.") from None
+        return document
 
     def provenance(self, seeds: int) -> dict[str, Any]:
         """What made a result."""

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import FormatStrFormatter
 
 KINDS = ("global", "local", "personal")
@@ -44,7 +45,7 @@ def curves(runs: Mapping[str, Sequence[History]]) -> bytes:
                     continue
                 style = column if single else k
                 _line(at, histories, own, measure, kind if single else name, style)
-            _dress(at, measure, "round", label if single or column == 0 else "", "" if single else kind)
+            dress(at, measure, "round", label if single or column == 0 else "", "" if single else kind)
     handles: dict[str, Any] = {}
     for at in np.ravel(axes):
         handles |= dict(zip(*reversed(at.get_legend_handles_labels()), strict=True))
@@ -53,7 +54,7 @@ def curves(runs: Mapping[str, Sequence[History]]) -> bytes:
             list(handles.values()), list(handles), loc="outside upper center", ncols=min(6, len(handles)),
             frameon=False, fontsize=8.5, handlelength=3,
         )  # fmt: skip
-    return _png(figure)
+    return png(figure)
 
 
 class Curve(NamedTuple):
@@ -66,6 +67,8 @@ class Curve(NamedTuple):
     dash: int
     per_round: float = 1.0
     """What a round is worth on the horizontal axis."""
+    diverged: str = ""
+    """What to call it in a note on what diverged, if one of the runs did."""
 
 
 def panels(
@@ -80,15 +83,22 @@ def panels(
     for at, (measure, title) in zip(axes, places, strict=True):
         for curve in columns[title]:
             _curve(at, curve, measure)
-        _dress(at, measure, x, {"accuracy": "test accuracy (%)"}.get(measure, "training loss"), title)
-        _zoom(at)
+        dress(at, measure, x, {"accuracy": "test accuracy (%)"}.get(measure, "training loss"), title)
+        gone = tuple(dict.fromkeys(curve.diverged for curve in columns[title] if curve.diverged))
+        labels = [str(line.get_label()) for line in _zoom(at)]
+        off = [label for label in labels if not label.startswith(gone or ("-",))]
+        notes = [f"{what}: {', '.join(who)}" for what, who in (("diverged", gone), ("off scale", off)) if who]
+        at.annotate(
+            "\n".join(notes), (0.98, 0.03), xycoords="axes fraction", ha="right", fontsize=8,
+            bbox={"facecolor": "white", "alpha": 0.75, "linewidth": 0, "pad": 1},
+        )  # fmt: skip
     handles, labels = axes[0].get_legend_handles_labels()
     if handles:
         figure.legend(
             handles, labels, loc="outside lower center", ncols=min(6, len(handles)), frameon=False,
             fontsize=8.5, handlelength=3.2,
         )  # fmt: skip
-    return _png(figure)
+    return png(figure)
 
 
 def _curve(at: Axes, curve: Curve, measure: str) -> None:
@@ -113,24 +123,33 @@ def _curve(at: Axes, curve: Curve, measure: str) -> None:
         at.fill_between(where, mean - std, mean + std, color=colour, alpha=0.15, linewidth=0)
 
 
-def _zoom(at: Axes) -> None:
-    """Limits that show where the lines end up rather than how they begin, or where one of them flees to."""
-    ends = [
-        value
-        for line in at.lines
-        for data in [np.asarray(line.get_ydata(), float)]
-        for value in data[len(data) // 10 :]
-        if np.isfinite(value)
-    ]
-    if len(ends) > 2:
-        low, high = np.percentile(ends, [2, 98])
-        if at.get_yscale() == "log":
-            at.set_ylim(max(low, 1e-12) / 1.15, high * 1.15)
-        elif high > low:
-            at.set_ylim(low - 0.08 * (high - low), high + 0.08 * (high - low))
+def _zoom(at: Axes) -> list[Line2D]:
+    """Sets limits that show where the lines end up rather than how they begin; returns the lines that are far
+    from all others and left outside."""
+    log = at.get_yscale() == "log"
+    ends = {}
+    for line in at.lines:
+        data = np.asarray(line.get_ydata(), float)
+        tail = data[len(data) // 10 :]
+        if np.isfinite(tail).any():
+            ends[line] = tail[np.isfinite(tail)]
+    if not ends:
+        return []
+    middles = {line: np.median(np.log(tail) if log else tail) for line, tail in ends.items()}
+    middle = np.median(list(middles.values()))
+    usual = np.median([abs(m - middle) for m in middles.values()])
+    off = [line for line, m in middles.items() if abs(m - middle) > 8 * usual > 0]
+    shown = np.concatenate([tail for line, tail in ends.items() if line not in off])
+    low, high = np.percentile(shown, [2, 98])
+    if log:
+        at.set_ylim(max(low, 1e-12) / 1.15, high * 1.15)
+    elif high > low:
+        at.set_ylim(low - 0.08 * (high - low), high + 0.08 * (high - low))
+    return off
 
 
-def _png(figure: Figure) -> bytes:
+def png(figure: Figure) -> bytes:
+    """The figure as a PNG, the same to the byte whenever it is drawn."""
     image = io.BytesIO()
     figure.savefig(image, format="png", metadata={"Software": None})
     return image.getvalue()
@@ -155,7 +174,8 @@ def _nan(value: float | None) -> float:
     return np.nan if value is None else value
 
 
-def _dress(at: Axes, measure: str, x: str, y: str, title: str) -> None:
+def dress(at: Axes, measure: str, x: str, y: str, title: str) -> None:
+    """Labels, grid and scale of a panel in the style of all."""
     at.set_xlabel(x, fontsize=9)
     at.set_ylabel(y, fontsize=9)
     at.set_title(title, fontsize=9.5)

@@ -5,9 +5,13 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from pfedme.offer import Level
+    from pfedme.personalize import Personalized
 
 KINDS = ("global", "local", "personal")
 Finals = Sequence[Mapping[str, Any]]
@@ -101,6 +105,41 @@ def sentences(results: Mapping[str, Finals]) -> list[str]:
     if max(map(len, results.values()), default=0) == 1:
         said.append("This is one seed; --seeds 10 shows how much of a difference is chance.")
     return said
+
+
+def offer_sentences(found: Personalized) -> list[str]:
+    """What clients chose and gain, and what `harmed` means."""
+    chosen = [found.candidates[k].name for k in found.choice]
+    kinds = {
+        "alone": "train alone",
+        "global": "take the global model as it is",
+        "fine-tuned": "fine-tune it",
+        "given": "take pFedMe's model at the given λ",
+        "personal": "take pFedMe's model at a λ of their own",
+    }
+    counts = [f"{chosen.count(kind)} {text}" for kind, text in kinds.items() if kind in chosen]
+    said = [f"By their own validation rows {', '.join(counts)}."]
+    for name in ("alone", "global"):
+        gain, interval = found.gain(found.of(name))
+        tested = ~np.isnan(found.accuracy(found.recommended))
+        sure = int((gain - interval > 0)[tested].sum()), int((gain + interval < 0)[tested].sum())
+        said.append(
+            f"The recommended models are {_apart(100 * float(gain[tested].mean()))} {name} in the mean over "
+            f"clients; {sure[0]} of {tested.sum()} gain and {sure[1]} lose beyond their own 95 % interval."
+        )
+    said.append("Harmed are clients more than one point below alone, beyond that interval.")
+    return said
+
+
+def newcomer_sentence(levels: Sequence[Level]) -> str:
+    """Where joining pays for newcomers."""
+    paying = [v.rows for v in levels if v.methods["recommended"]["mean"] >= v.methods["alone"]["mean"] + 0.01]
+    tried = ", ".join(str(v.rows) for v in levels)
+    if not paying:
+        return f"Of {tried} rows, joining pays (a point or more above alone) with none."
+    if len(paying) == len(levels):
+        return f"Joining pays (a point or more above alone) with every number of rows tried: {tried}."
+    return f"Of {tried} rows, joining pays (a point or more above alone) with {', '.join(map(str, paying))}."
 
 
 def _apart(points: float) -> str:

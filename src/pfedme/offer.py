@@ -1,0 +1,242 @@
+"""What a finished run offers: a model for each of its clients, and for those that come later."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from pfedme import __version__
+from pfedme.errors import Diverged, InputError
+from pfedme.federation import Federation
+from pfedme.files import atomic_write, writing
+from pfedme.folder import Folder
+from pfedme.metrics import over_clients
+from pfedme.personalize import Personalize, Personalized, personalize
+from pfedme.run import Run
+from pfedme.simulate import Simulation, State
+from pfedme.spec import to_json
+from pfedme.tree import Params
+
+NEWCOMER_ROWS = (5, 10, 20, 50, 100)
+"""How many training rows newcomers are given, to see from which number on joining pays, and how long."""
+METHODS = ("alone", "global", "fine-tuned", "given", "own-lambda", "recommended")
+"""What is put side by side, where it exists."""
+
+Watch = Callable[[str, int, int], None]
+
+
+def _unwatched(_what: str, _done: int, _of: int) -> None:
+    pass
+
+
+@dataclasses.dataclass(frozen=True)
+class Finished:
+    """A finished run and its shared model."""
+
+    run: Run
+    simulation: Simulation
+    w: Params
+
+    @classmethod
+    def open(cls, path: Path) -> Finished:
+        """The run in a folder."""
+        folder = Folder(path)
+        record = folder.read()
+        if (status := record.get("status")) != "finished":
+            cure = f"'pfedme resume {path}' goes on with it" if status == "running" else "start another"
+            raise InputError(f"The run in {path} has not finished ({status}); {cure}.")
+        try:
+            run = Run.from_json(record["config"])
+        except (KeyError, TypeError) as error:
+            raise InputError(f"{folder.record} is damaged: {error}; start the run again.") from None
+        if not run.algorithm.has_global:
+            raise InputError(
+                f"{run.algorithm.name} trains no shared model that a client could start from; use a run of "
+                "another algorithm."
+            )
+        run, simulation = run.prepare()
+        start = simulation.start().w
+        try:
+            w = jnp.asarray(safetensors.numpy.load_file(folder.model)["w"])
+            if w.shape != start.ravel().shape:
+                raise ValueError(f"it has {w.size} numbers, not {start.ravel().size}")
+        except (OSError, KeyError, ValueError, safetensors.SafetensorError) as error:
+            raise InputError(f"{folder.model} cannot be read ({error}); start the run again.") from None
+        return cls(run, simulation, start.like(w))
+
+    @classmethod
+    def trained(cls, run: Run) -> Finished:
+        """The run, carried out here and now, without a folder."""
+        run, simulation = run.prepare()
+        start = cls(run, simulation, simulation.start().w)
+        return dataclasses.replace(start, w=start.again(simulation.federation))
+
+    @property
+    def given(self) -> float | None:
+        """The run's own λ, if it is pFedMe's."""
+        return getattr(self.run.algorithm, "lam", None)
+
+    def again(self, federation: Federation) -> Params:
+        """The shared model of the same run on another federation."""
+        s = self.simulation
+        again = Simulation(s.algorithm, s.model, federation, cohort=s.cohort, seed=s.seed)
+        state: State = again.start()
+        while state.t < self.run.rounds:
+            state, finite = again.advance(state, self.run.rounds - state.t)
+            if not finite:
+                raise Diverged(
+                    f"{self.run.algorithm.name} diverged in round {state.t} when it was trained without the "
+                    "validation rows: lower its step size."
+                )
+        return state.w
+
+    def to_members(self, how: Personalize, watch: Watch = _unwatched) -> Personalized:
+        """A model for each client that took part."""
+        s = self.simulation
+        return personalize(
+            how, s.model, s.federation, self.w, self.again, seed=s.seed, given=self.given, watch=watch
+        )
+
+    def to_newcomers(
+        self, newcomers: Federation, how: Personalize, watch: Watch = _unwatched
+    ) -> Personalized:
+        """A model for each client that did not; w has seen none of its rows, so it is judged by any."""
+        own = self.simulation.federation
+        if newcomers.features != own.features:
+            raise InputError(
+                f"The newcomers' rows have {newcomers.features} features, those of the run {own.features}; "
+                "they must be the same ones."
+            )
+        if newcomers.classes > own.classes:
+            raise InputError(
+                f"The newcomers' rows have {newcomers.classes} labels and the run knows {own.classes}: a "
+                "label that the federation has never seen needs a run of its own."
+            )
+        return personalize(
+            how, self.simulation.model, newcomers, self.w, lambda _: self.w,
+            seed=self.simulation.seed, given=self.given, watch=watch,
+        )  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Level:
+    """How newcomers fare who have so many training rows."""
+
+    rows: int
+    clients: int
+    methods: dict[str, dict[str, float]]
+
+
+def newcomer_curve(
+    finished: Finished, newcomers: Federation, how: Personalize, watch: Watch = _unwatched
+) -> list[Level]:
+    """How newcomers fare by the number of their training rows."""
+    sizes = [n for n in NEWCOMER_ROWS if (newcomers.n_train >= n).any()]
+    levels = []
+    for k, rows in enumerate(sizes):
+        watch(f"newcomers with {rows} rows", k, len(sizes))
+        some = newcomers.limit(rows)
+        found = finished.to_newcomers(some, how)
+        levels.append(
+            Level(rows, some.clients, {name: summary(found, found.of(name)) for name in names(found)})
+        )
+    return levels
+
+
+def names(found: Personalized) -> list[str]:
+    """The methods that are put side by side."""
+    known = {c.name for c in found.candidates} | {"own-lambda", "recommended"}
+    return [name for name in METHODS if name in known]
+
+
+def summary(found: Personalized, right: np.ndarray) -> dict[str, float]:
+    """The accuracy of a method, from whether it is right about each test row: over all rows, over clients, and
+    in the worst tenth of these.
+
+    `harmed` is the share of clients that it leaves more than one point below alone, beyond their interval.
+    """
+    own = over_clients(found.accuracy(right))
+    if own is None:
+        raise InputError("No client has test rows, so that no model can be judged.")
+    return {
+        "accuracy": float(right.mean()),
+        "mean": own["mean"],
+        "worst_decile": own["worst_decile"],
+        "harmed": float(found.harmed(right).mean()),
+    }
+
+
+def clients_csv(found: Personalized, federation: Federation) -> str:
+    """A row per client: what it chose, and what that gains over training alone and over the global model."""
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(
+        ["client", "n_train", "n_test", "choice", "lam", "recommended_accuracy", "alone_accuracy",
+         "global_accuracy", "gain_over_alone", "gain_over_alone_ci95", "gain_over_global",
+         "gain_over_global_ci95"]
+    )  # fmt: skip
+    accuracies = [found.accuracy(found.of(name)) for name in ("recommended", "alone", "global")]
+    gains = [column for name in ("alone", "global") for column in found.gain(found.of(name))]
+    for i in range(found.clients):
+        tested = federation.n_test[i] > 0
+        numbers = [f"{c[i]:.6f}" if tested else "" for c in (*accuracies, *gains)]
+        table.writerow(
+            [int(federation.ids[i]), int(federation.n_train[i]), int(federation.n_test[i]),
+             found.candidates[found.choice[i]].name, f"{found.lam[i]:g}", *numbers]
+        )  # fmt: skip
+    return text.getvalue()
+
+
+def document(found: Personalized, how: Personalize) -> dict[str, Any]:
+    """personalized.json: each method's accuracy, and how many clients chose what."""
+    chosen = [found.candidates[k] for k in found.choice]
+    labels = [c.label for c in found.candidates]
+    return {
+        "version": __version__,
+        "personalize": to_json(how),
+        "methods": {name: summary(found, found.of(name)) for name in names(found)},
+        "chosen": {label: sum(c.label == label for c in chosen) for label in labels},
+    }
+
+
+def write(path: Path, found: Personalized, federation: Federation, how: Personalize) -> None:
+    """personalized.csv, .json, .png and .safetensors in a folder."""
+    from pfedme.report.gain import gain_figure
+
+    about = {"version": __version__, "clients": federation.ids.tolist()}
+    tensors = {"theta": np.asarray(found.theta.ravel(1))}
+    with writing(path):
+        path.mkdir(parents=True, exist_ok=True)
+        atomic_write(path / "personalized.csv", clients_csv(found, federation))
+        atomic_write(path / "personalized.png", gain_figure(found, federation))
+        atomic_write(
+            path / "personalized.safetensors", safetensors.numpy.save(tensors, {"pfedme": json.dumps(about)})
+        )
+        atomic_write(path / "personalized.json", json.dumps(document(found, how), indent=1) + "\n")
+
+
+def write_newcomers(path: Path, levels: Sequence[Level]) -> None:
+    """newcomers.csv and .png in a folder."""
+    from pfedme.report.gain import newcomer_figure
+
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(["rows", "clients", "method", "mean", "worst_decile"])
+    for level in levels:
+        for name, values in level.methods.items():
+            numbers = [f"{values[k]:.6f}" for k in ("mean", "worst_decile")]
+            table.writerow([level.rows, level.clients, name, *numbers])
+    with writing(path):
+        path.mkdir(parents=True, exist_ok=True)
+        atomic_write(path / "newcomers.csv", text.getvalue())
+        atomic_write(path / "newcomers.png", newcomer_figure({"": levels}))

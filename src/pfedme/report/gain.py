@@ -1,0 +1,117 @@
+"""Pictures of what joining is worth to a client."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from pfedme.report.figures import COLOURS, DASHES, dress, png
+
+if TYPE_CHECKING:
+    from pfedme.federation import Federation
+    from pfedme.offer import Level
+    from pfedme.personalize import Personalized
+
+LINES = {"recommended": 0, "alone": 1, "global": 2, "fine-tuned": 3, "given": 4}
+"""The place of each method among colours and dashes."""
+NAMES = {"given": "pFedMe's λ"}
+
+
+def gain_figure(found: Personalized, federation: Federation) -> bytes:
+    """A PNG: each client's gain over training alone, and the λ it chose, against its training rows."""
+    figure = Figure(figsize=(7.2, 3.0), layout="constrained", dpi=200)
+    left, right = figure.subplots(1, 2)
+    rows = federation.n_train.astype(float)
+    tested = federation.n_test > 0
+    for place, (name, colour) in enumerate((("alone", COLOURS[0]), ("global", COLOURS[1]))):
+        gain, interval = found.gain(found.of(name))
+        left.errorbar(
+            rows[tested] * (1 + 0.02 * place), 100 * gain[tested], 100 * interval[tested], fmt="o^"[place],
+            color=colour, markersize=3, linewidth=0.5, label=f"over {name}",
+        )  # fmt: skip
+    left.axhline(0, color="0.4", linewidth=0.8)
+    dress(left, "", "training rows of a client", "gain (points)", "")
+    left.legend(frameon=False, fontsize=8)
+    chosen_lam(right, rows, found.lam)
+    for at in (left, right):
+        if len(rows) and rows.max() > 5 * rows.min():
+            at.set_xscale("log")
+    return png(figure)
+
+
+def chosen_lam(at: Axes, rows: np.ndarray, lam: np.ndarray) -> None:
+    """The λ of each client against its training rows, on a log scale with places for 0 and ∞."""
+    finite = lam[(lam > 0) & np.isfinite(lam)]
+    low, high = (finite.min() / 10, finite.max() * 10) if len(finite) else (1e-3, 1e3)
+    low, high = min(low, 1e-3), max(high, 1e3)
+    shown = np.where(lam == 0, low, np.where(np.isinf(lam), high, lam))
+    spread = np.exp(0.25 * np.random.default_rng(0).uniform(-1, 1, len(shown)))
+    at.scatter(rows, shown * spread, s=9, color=COLOURS[2], alpha=0.6, linewidths=0)
+    at.set_yscale("log")
+    ticks = [10.0**k for k in range(int(np.log10(low)) + 1, int(np.log10(high)))]
+    at.set_yticks([low, *ticks, high], ["own (0)", *(f"{t:g}" for t in ticks), "global (∞)"])
+    at.minorticks_off()
+    dress(at, "", "training rows of a client", "λ chosen", "")
+
+
+def gain_study_figure(units: Mapping[str, Sequence[Mapping[str, Any]]]) -> bytes:
+    """A PNG of a study: a row a federation, each client's gain over alone and over the global model; and
+    below, gain and chosen λ against training rows."""
+    figure = Figure(figsize=(9.0, 0.3 * len(units) + 4.2), layout="constrained", dpi=200)
+    halves: Any = figure.subfigures(2, 1, height_ratios=[0.3 * len(units) + 0.8, 3.2])
+    above, below = halves
+    for at, over in zip(above.subplots(1, 2, sharey=True), ("alone", "global"), strict=True):
+        for place, own in enumerate(units.values()):
+            gains = 100 * np.concatenate([np.asarray(unit["gain"][over]) for unit in own])
+            spread = np.random.default_rng(place).uniform(-0.28, 0.28, len(gains))
+            colour = COLOURS[0 if over == "alone" else 1]
+            at.scatter(gains, place + spread, s=4, color=colour, alpha=0.3, linewidths=0)
+            at.plot([gains.mean()] * 2, [place - 0.38, place + 0.38], color="black", linewidth=1.8)
+        at.axvline(0, color="0.4", linewidth=0.8)
+        at.set_yticks(range(len(units)), list(units))
+        at.set_ylim(len(units) - 0.5, -0.5)
+        dress(at, "", f"gain of a client over {over} (points); bar: mean", "", "")
+    left, right = below.subplots(1, 2)
+    every = [unit for own in units.values() for unit in own]
+    rows = np.concatenate([np.asarray(unit["rows"], float) for unit in every])
+    gains = 100 * np.concatenate([np.asarray(unit["gain"]["alone"]) for unit in every])
+    lam = np.array([np.inf if v is None else v for unit in every for v in unit["lam"]])
+    left.scatter(rows, gains, s=5, color=COLOURS[0], alpha=0.35, linewidths=0)
+    left.axhline(0, color="0.4", linewidth=0.8)
+    dress(left, "", "training rows of a client", "gain over alone (points)", "")
+    chosen_lam(right, rows, lam)
+    for at in (left, right):
+        at.set_xscale("log")
+    return png(figure)
+
+
+def newcomer_figure(curves: Mapping[str, Sequence[Level]]) -> bytes:
+    """A PNG with a panel for each federation: newcomers' accuracy against the number of their rows."""
+    columns = min(4, len(curves))
+    lines = -(-len(curves) // columns)
+    figure = Figure(figsize=(3.0 * columns + 0.6, 2.7 * lines + 0.4), layout="constrained", dpi=200)
+    axes = np.ravel(figure.subplots(lines, columns, squeeze=False))
+    for at, (title, levels) in zip(axes, curves.items(), strict=False):
+        for name, place in LINES.items():
+            if not all(name in level.methods for level in levels):
+                continue
+            values = [100 * level.methods[name]["mean"] for level in levels]
+            at.plot(
+                [level.rows for level in levels], values, color=COLOURS[place], linestyle=DASHES[place],
+                marker="osD^v"[place], markersize=3.2, linewidth=1.3, label=NAMES.get(name, name),
+            )  # fmt: skip
+        at.set_xscale("log")
+        at.set_xticks([level.rows for level in levels], [str(level.rows) for level in levels])
+        at.minorticks_off()
+        dress(at, "", "training rows of a newcomer", "test accuracy (%)", title)
+    for at in axes[len(curves) :]:
+        at.set_visible(False)
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(
+        handles, labels, loc="outside upper center", ncols=5, frameon=False, fontsize=8.5, handlelength=3
+    )
+    return png(figure)
