@@ -95,8 +95,9 @@ def understood(
             return True
         except SystemExit as end:
             status = end.code
-        # The folder that a document resumes is the reader's, so it is missing here.
-        missing = argv[:1] == ["resume"] and "There is no folder" in capsys.readouterr().err
+        # The folder that a document goes on with is the reader's, so it is missing here.
+        goes_on = argv[:1] in (["resume"], ["personalize"])
+        missing = goes_on and re.search("There is no (folder|run)", capsys.readouterr().err) is not None
         return status == 0 or missing
 
     return understood

@@ -100,7 +100,9 @@ class Store:
         f = federation
         where = (*f.rows("train"), f.n_test)
         columns = (f.x, f.y, *(a.astype(np.int32) for a in where), f.ids)
-        return cls(*(everywhere(column) for column in columns), longest=int(f.n_train.max()))
+        # With validation rows counted in, so that the folds of a federation share their programs.
+        longest = int((f.n_val + f.n_train).max())
+        return cls(*(everywhere(column) for column in columns), longest=longest)
 
     def problem(self, model: Model, i: Any, t: Any = 0, order: Order = "random") -> Problem:
         """The learning problem of client i in round t."""

@@ -1,0 +1,431 @@
+"""Each client's own model: what it is made of, how it is chosen, and that nothing is chosen by test rows."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from laws import RAGGED, compiling, federation, softmax_regression, with_test_rows
+
+from pfedme.cli import main
+from pfedme.errors import InputError
+from pfedme.experiments import gain
+from pfedme.experiments.study import Study
+from pfedme.federation import Federation, Part
+from pfedme.metrics import Blocks, outcomes, over_clients
+from pfedme.offer import Finished, newcomer_curve, summary
+from pfedme.personalize import (
+    Candidate,
+    Personalize,
+    Personalized,
+    candidates,
+    choose,
+    paired,
+    personalize,
+    walk,
+)
+from pfedme.simulate import Store
+from pfedme.tree import Params
+
+HOW = Personalize(steps=3, scratch=5, folds=3, B=4)
+TINY = "--data synthetic:clients=6,rows=30,features=4,classes=3 --rounds 3 --cohort 2 --R 2 --B 5"
+
+
+def shared(seed: int = 1) -> Params:
+    return softmax_regression().init(jax.random.key(seed))
+
+
+def found(fed: Federation, how: Personalize = HOW) -> Personalized:
+    with compiling(optimised=False):
+        return personalize(how, softmax_regression(), fed, shared(), lambda _: shared())
+
+
+# --- rows to choose by
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 4)), min_size=1, max_size=5), st.integers(2, 6))
+def test_the_folds_of_a_client_are_its_training_rows(sizes: list[tuple[int, int]], folds: int):
+    counts = [a + b for a, b in sizes]
+    x = np.arange(sum(counts), dtype=np.float32)[:, None]
+    fed = Federation(
+        x=x, y=np.zeros(len(x), np.int32), n_train=np.array([a for a, _ in sizes]),
+        n_test=np.array([b for _, b in sizes]), classes=1, ids=np.arange(len(sizes), dtype=np.uint32),
+    )  # fmt: skip
+
+    def rows(part: Federation, kind: Part, i: int) -> list[float]:
+        start, count = part.rows(kind)
+        return sorted(part.x[start[i] : start[i] + count[i], 0].tolist())
+
+    parts = [fed.hold_out(fold, folds) for fold in range(folds)]
+    for i, (n, _) in enumerate(sizes):
+        own = rows(fed, "train", i)
+        kept = [rows(part, "validation", i) for part in parts]
+        assert sorted(row for part in kept for row in part) == (own if n > 1 else [])
+        assert max(map(len, kept)) - min(map(len, kept)) <= 1
+        for part in parts:
+            assert sorted(rows(part, "train", i) + rows(part, "validation", i)) == own
+            assert rows(part, "test", i) == rows(fed, "test", i)
+            assert part.n_train[i] >= 1
+
+
+def test_a_limited_federation_has_the_first_rows_and_all_test_rows():
+    fed = federation(RAGGED)
+    few = fed.limit(5)
+    assert few.ids.tolist() == [0, 1, 3, 4]
+    assert (few.n_train == 5).all()
+    for k, i in enumerate(few.ids):
+        a, b = few.start[k], fed.start[i]
+        np.testing.assert_array_equal(few.x[a : a + 5], fed.x[b : b + 5])
+        np.testing.assert_array_equal(
+            few.x[a + 5 : a + 5 + few.n_test[k]], fed.x[b + fed.n_train[i] : b + fed.count[i]]
+        )
+
+
+def test_outcomes_of_single_rows():
+    fed, theta = federation(((7, 3), (12, 0), (2, 1), (20, 40))), shared()
+    store = Store.of(fed)
+    blocks = Blocks.cut(*fed.rows("test"))
+    with compiling(optimised=False):
+        got = outcomes(softmax_regression(), theta, store.x, store.y, blocks)
+    (W, b), owner = theta.tree[0], blocks.owner()
+    assert np.bincount(owner, minlength=4).tolist() == fed.n_test.tolist()
+    rows = np.concatenate([np.arange(s, s + n) for s, n in zip(*fed.rows("test"), strict=True)])
+    scores = fed.x[rows] @ np.asarray(W).T + np.asarray(b)
+    p = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(got.likely, p[np.arange(len(rows)), fed.y[rows]], rtol=1e-5)
+    np.testing.assert_array_equal(got.right, scores.argmax(axis=1) == fed.y[rows])
+
+
+# --- the path
+
+
+def test_the_path_leads_from_the_shared_model_to_the_clients_own():
+    offered = candidates(HOW, given=15.0)
+    assert [c.name for c in offered][:1] == ["global"]
+    assert [c.name for c in offered][-2:] == ["fine-tuned", "alone"]
+    lams = [c.lam for c in offered]
+    assert lams == sorted(lams, reverse=True)
+    assert [c.name for c in offered].count("given") == 1
+    assert len(candidates(HOW, given=10.0)) == len(candidates(HOW))  # 10 is on the path already
+
+
+def test_a_point_of_the_path_is_stationary():
+    """∇f(θ) + λ (θ − w) = 0, for clients whose rows are all the same, so that every batch is the whole."""
+    rng = np.random.default_rng(0)
+    x = np.repeat(rng.normal(size=(3, 3)), 6, axis=0).astype(np.float32)
+    y = np.repeat([0, 1, 2], 6).astype(np.int32)
+    fed = Federation.split([6, 6, 6], x, y, classes=3)
+    model, w, how = softmax_regression(l2=0.01), shared(), Personalize(steps=1500, eta=0.2, B=4)
+    lams = (3.0, 0.3)
+    offered = [Candidate("personal", lam, how.steps) for lam in lams]
+    with compiling(optimised=False):
+        walked = walk(
+            how, model, fed, w, offered, jax.random.key(0), np.arange(3), Blocks.cut(*fed.rows("test"))
+        )
+        far = []
+        for lam, (_, theta) in zip(lams, walked, strict=True):
+            W, b = (np.asarray(leaf, np.float64) for leaf in theta.tree[0])
+            W_w, b_w = (np.asarray(leaf, np.float64) for leaf in w.tree[0])
+            for i in range(3):
+                row = x[6 * i].astype(np.float64)
+                z = W[i] @ row + b[i]
+                g = np.exp(z - z.max()) / np.exp(z - z.max()).sum() - np.eye(3)[i]
+                slope = np.outer(g, row) + 0.01 * W[i] + lam * (W[i] - W_w)
+                np.testing.assert_allclose(slope, 0, atol=2e-5)
+                np.testing.assert_allclose(g + 0.01 * b[i] + lam * (b[i] - b_w), 0, atol=2e-5)
+            far.append(np.linalg.norm(W - W_w))
+    assert far[0] < far[1]
+
+
+# --- the choice
+
+
+@settings(deadline=None)
+@given(st.integers(0, 2**32 - 1))
+def test_the_choice_is_the_most_shared_of_the_best(seed: int):
+    rng = np.random.default_rng(seed)
+    n, clients = 30, 4
+    likely, owner = rng.random((n, 5)), rng.integers(0, clients - 1, n)
+    means = np.array(
+        [likely[owner == i].mean(axis=0) if (owner == i).any() else np.zeros(5) for i in range(clients)]
+    )
+    bold, shy = choose(likely, owner, clients, 0.0), choose(likely, owner, clients, 1e9)
+    np.testing.assert_array_equal(bold, means.argmax(axis=1))
+    assert bold[-1] == 0  # the last client has no rows to choose by
+    order = rng.permutation(n)
+    np.testing.assert_array_equal(
+        choose(likely[order], owner[order], clients, 0.5), choose(likely, owner, clients, 0.5)
+    )
+    middle = choose(likely, owner, clients, 0.5)
+    assert (shy <= middle).all()
+    assert (middle <= bold).all()
+
+
+def test_a_difference_is_paired_row_by_row():
+    rng = np.random.default_rng(0)
+    mine, theirs, owner = rng.random(60) < 0.7, rng.random(60) < 0.5, rng.integers(0, 3, 60)
+    gap, half = paired(mine, theirs, owner, 3)
+    for i in range(3):
+        d = mine[owner == i].astype(float) - theirs[owner == i]
+        assert gap[i] == pytest.approx(d.mean())
+        assert half[i] == pytest.approx(1.96 * np.sqrt((d**2).sum() + 1) / len(d))
+
+
+def test_test_rows_decide_nothing():
+    fed = federation()
+    other = with_test_rows(fed, 3.0, 1)
+    a, b = found(fed), found(other)
+    np.testing.assert_array_equal(a.choice, b.choice)
+    np.testing.assert_array_equal(a.score, b.score)
+    np.testing.assert_array_equal(np.asarray(a.theta.ravel(1)), np.asarray(b.theta.ravel(1)))
+
+
+def test_the_order_of_clients_does_not_matter():
+    fed = federation()
+    order = np.array([3, 0, 4, 2, 1])
+    a, b = found(fed), found(fed.take(order))
+    np.testing.assert_array_equal(a.choice[order], b.choice)
+    np.testing.assert_allclose(
+        np.asarray(a.theta.ravel(1))[order], np.asarray(b.theta.ravel(1)), rtol=1e-5, atol=1e-6
+    )
+
+
+def test_the_model_that_judges_has_not_seen_the_rows_it_is_judged_by():
+    fed = federation(((9, 3), (12, 2)))
+    seen: list[Federation] = []
+
+    def without(part: Federation) -> Params:
+        seen.append(part)
+        return shared()
+
+    with compiling(optimised=False):
+        personalize(HOW, softmax_regression(), fed, shared(), without)
+    assert len(seen) == HOW.folds
+    kept = [part.x[s : s + n] for part in seen for s, n in zip(*part.rows("validation"), strict=True)]
+    mine = np.concatenate(kept)
+    own = np.concatenate([fed.x[s : s + n] for s, n in zip(fed.start, fed.n_train, strict=True)])
+    assert sorted(map(tuple, mine.tolist())) == sorted(map(tuple, own.tolist()))
+    for part in seen:
+        trained = {
+            tuple(row) for s, n in zip(*part.rows("train"), strict=True) for row in part.x[s : s + n].tolist()
+        }
+        judged = {
+            tuple(row)
+            for s, n in zip(*part.rows("validation"), strict=True)
+            for row in part.x[s : s + n].tolist()
+        }
+        assert not trained & judged
+
+
+def test_clients_with_many_rows_choose_by_one_part():
+    fed = federation(((9, 3), (12, 2)))
+    seen = []
+    with compiling(optimised=False):
+        personalize(
+            dataclasses.replace(HOW, small=5), softmax_regression(), fed, shared(),
+            lambda part: seen.append(part) or shared(),
+        )  # fmt: skip
+    assert len(seen) == 1
+
+
+def test_a_client_with_a_single_row_takes_the_global_model():
+    fed = federation(((1, 3), (12, 2)))
+    result = found(fed)
+    assert result.candidates[result.choice[0]].name == "global"
+    assert np.isnan(result.score[0]).all()
+    np.testing.assert_array_equal(np.asarray(result.theta.ravel(1))[0], np.asarray(shared().ravel()))
+
+
+def test_the_recommended_model_is_the_one_that_was_chosen():
+    result = found(federation())
+    for i in range(result.clients):
+        own = result.owner == i
+        np.testing.assert_array_equal(result.recommended[own], result.right[own, result.choice[i]])
+    assert (result.joined < len(result.candidates) - 1).all()
+    accuracy = result.accuracy(result.recommended)
+    assert np.isnan(accuracy[1])  # it has no test rows
+    s = summary(result, result.recommended)
+    own = over_clients(accuracy)
+    assert own is not None
+    assert s["mean"] == own["mean"] == pytest.approx(np.nanmean(accuracy))
+    assert 0 <= s["harmed"] <= 1
+
+
+def test_alone_is_never_harmed():
+    result = found(federation())
+    assert not result.harmed(result.of("alone")).any()
+
+
+# --- a finished run
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with newcomers and models for all."""
+    out = tmp_path_factory.mktemp("runs") / "run"
+    line = (
+        f"run fedavg {TINY} --personalize auto:steps=3,scratch=5,folds=3 --holdout-clients 0.34 --out {out}"
+    )
+    with compiling(optimised=False):
+        assert main(line.split()) == 0
+    return out
+
+
+def test_a_run_leaves_its_clients_models(run: Path):
+    table = list(csv.DictReader(io.StringIO((run / "personalized.csv").read_text())))
+    assert len(table) == 4
+    for row in table:
+        assert row["choice"] in ("global", "personal", "fine-tuned", "alone")
+        gap = float(row["recommended_accuracy"]) - float(row["alone_accuracy"])
+        assert float(row["gain_over_alone"]) == pytest.approx(gap, abs=1e-5)
+    said = json.loads((run / "personalized.json").read_text())
+    assert sum(said["chosen"].values()) == 4
+    assert (run / "personalized.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_newcomers_are_not_in_the_federation(run: Path):
+    finished = Finished.open(run)
+    members, newcomers = finished.run.parties()
+    assert newcomers is not None
+    assert set(members.ids) | set(newcomers.ids) == set(range(6))
+    assert not set(members.ids) & set(newcomers.ids)
+    np.testing.assert_array_equal(finished.simulation.federation.ids, members.ids)
+    table = list(csv.DictReader(io.StringIO((run / "newcomers.csv").read_text())))
+    assert sorted({int(row["rows"]) for row in table}) == [5, 10, 20]
+    assert {row["method"] for row in table} == {"alone", "global", "fine-tuned", "own-lambda", "recommended"}
+
+
+def test_the_run_says_how_it_is_made_again(run: Path):
+    record = json.loads((run / "record.json").read_text())
+    assert "--personalize auto:folds=3,steps=3,scratch=5" in record["command"]
+    assert "--holdout-clients 0.34" in record["command"]
+
+
+def test_a_shared_model_trained_again_is_the_same(run: Path):
+    finished = Finished.open(run)
+    with compiling(optimised=False):
+        again = finished.again(finished.simulation.federation)
+    np.testing.assert_allclose(
+        np.asarray(again.ravel()), np.asarray(finished.w.ravel()), rtol=1e-5, atol=1e-6
+    )
+
+
+def test_newcomers_from_elsewhere(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    data = "synthetic:clients=3,rows=30,features=4,classes=3,seed=5"
+    with compiling(optimised=False):
+        status = main(["personalize", str(run), "--data", data, "--out", str(tmp_path), "--json"])
+    assert status == 0
+    said = json.loads(capsys.readouterr().out)
+    assert sum(said["personalized"]["chosen"].values()) == 3
+    assert len((tmp_path / "personalized.csv").read_text().splitlines()) == 4
+
+
+def test_what_newcomers_cannot_be(run: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    def refused(data: str) -> str:
+        assert main(["personalize", str(run), "--data", data, "--out", str(tmp_path)]) == 2
+        return capsys.readouterr().err
+
+    assert "5 features, those of the run 4" in refused("synthetic:clients=3,rows=30,features=5,classes=3")
+    assert "a label that the federation has never seen" in refused(
+        "synthetic:clients=3,rows=30,features=4,classes=4"
+    )
+    assert main(["personalize", str(run), "--data", "synthetic"]) == 2
+    assert "give --out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("algorithm", ["alone"])
+def test_without_a_shared_model_there_is_nothing_to_personalize(
+    algorithm: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    with compiling(optimised=False):
+        assert main(["run", algorithm, *TINY.split(), "--out", str(tmp_path / "a")]) == 0
+    capsys.readouterr()
+    assert main(["personalize", str(tmp_path / "a")]) == 2
+    assert "trains no shared model" in capsys.readouterr().err
+
+
+def test_an_unfinished_or_missing_run(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["personalize", str(tmp_path / "nowhere")]) == 2
+    assert "There is no run in" in capsys.readouterr().err
+    record = json.loads((run / "record.json").read_text())
+    (tmp_path / "record.json").write_text(json.dumps(record | {"status": "running"}))
+    assert main(["personalize", str(tmp_path)]) == 2
+    assert "has not finished (running); 'pfedme resume" in capsys.readouterr().err
+    (tmp_path / "record.json").write_text(json.dumps(record))
+    assert main(["personalize", str(tmp_path)]) == 2
+    assert "model.safetensors cannot be read" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ("--personalize soon", "There is no personalization 'soon'"),
+        ("--personalize auto:folds=1", "folds of personalization 'auto' must be at least 2"),
+        ("--holdout-clients 1.5", "holdout_clients of the run must be below 1"),
+        ("--holdout-clients 0.01", "leaves 0 newcomers"),
+    ],
+)
+def test_wrong_options_of_a_run(options: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(f"run fedavg {TINY} {options} --out {tmp_path / 'x'}".split()) == 2
+    assert says in capsys.readouterr().err
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_newcomer_without_test_rows_cannot_be_judged():
+    fed = federation(((30, 0), (30, 0)))
+    with pytest.raises(InputError, match="No client has test rows"):
+        summary(found(fed), np.zeros(0, bool))
+
+
+# --- the study
+
+
+def test_the_study_in_miniature(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    names = ("mnist-0.3-few", "mnist-0.3-many", "synthetic-0.5-0.5")
+    monkeypatch.setattr(gain, "SETTINGS", [s for s in gain.SETTINGS if s.name in names])
+    study = Study(tmp_path, "pfedme study gain")
+    with compiling(optimised=False):
+        rows = gain.study_gain(study, gain.TINY)
+        units = {p: p.stat().st_mtime_ns for p in (tmp_path / "runs").iterdir()}
+        again = gain.study_gain(study, gain.TINY)
+    assert {p: p.stat().st_mtime_ns for p in (tmp_path / "runs").iterdir()} == units
+    assert [r.mean for r in again] == [r.mean for r in rows]
+    table = list(csv.DictReader(io.StringIO((tmp_path / "results" / "gain.csv").read_text())))
+    assert list(table[0]) == ["federation", "method", "seed", "mean", "worst_decile", "harmed"]
+    methods = {"alone", "global", "fine-tuned", "own-lambda", "recommended", "pfedme"}
+    assert {r["method"] for r in table} == methods
+    assert len(table) == len(names) * len(methods) * gain.TINY.seeds
+    assert all(0 <= float(r[k]) <= 1 for r in table for k in ("mean", "worst_decile", "harmed"))
+    page = (tmp_path / "gain.md").read_text()
+    assert "When does joining pay?" in page
+    assert "pfedme study gain" in page
+    for name in ("gain.png", "newcomers.png"):
+        assert (tmp_path / "results" / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_study_covers_the_range():
+    assert len(gain.SETTINGS) >= 10
+    assert len({s.name for s in gain.SETTINGS}) == len(gain.SETTINGS)
+    assert sum(s.newcomers for s in gain.SETTINGS) >= 4
+    assert {"mnist", "synthetic"} <= {s.data for s in gain.SETTINGS}  # the paper's own
+
+
+def test_newcomers_with_more_rows_than_there_are_are_left_out(run: Path):
+    finished = Finished.open(run)
+    with compiling(optimised=False):
+        assert newcomer_curve(finished, federation_like(finished, 4), HOW) == []
+
+
+def federation_like(finished: Finished, rows: int) -> Federation:
+    """Clients with so many training rows, who fit the run."""
+    own = finished.simulation.federation
+    return own.limit(rows)
