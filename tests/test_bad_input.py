@@ -63,7 +63,7 @@ def steps() -> list[tuple[str, list[str]]]:
 
 CASES: list[tuple[str, list[str]]] = [
     # names
-    ("nonsense", ["command 'nonsense'", "run, compare, data, reproduce, resume"]),
+    ("nonsense", ["command 'nonsense'", "Known: run, compare"]),
     ("rum pfedme", ["command 'rum'", "did you mean 'run'?"]),
     ("data describ", ["data command 'describ'", "did you mean 'describe'?"]),
     ("data", ["data command", "describe"]),

@@ -12,6 +12,7 @@ import pytest
 
 import pfedme.compare
 import pfedme.execute
+import pfedme.tune
 from pfedme.cli import EXAMPLES, main
 from pfedme.data.mnist import Mnist
 from pfedme.data.synthetic import Synthetic
@@ -85,6 +86,7 @@ def understood(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(pfedme.execute, "execute", stop)
     monkeypatch.setattr(pfedme.compare, "compare", stop)
+    monkeypatch.setattr(pfedme.tune, "tune", stop)
     monkeypatch.setattr(Synthetic, "load", stop)
     monkeypatch.setattr(Mnist, "load", stop)
 

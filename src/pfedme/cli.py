@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import itertools
 import json
 import os
@@ -40,6 +41,14 @@ an option applies to every algorithm that has it; NAME:field=value,... sets one 
 examples:
   pfedme compare pfedme fedavg alone --data synthetic --rounds 200 --eta 0.01 --seeds 5
   pfedme compare pfedme:lam=20,beta=2 pfedme:lam=5,beta=2 fedavg:eta=0.02 --data mnist""",
+    "tune": """\
+a hyperparameter that is given is fixed, the others are searched; the same command goes on with a search
+that was stopped, or that is to have more trials; test rows are never read
+
+examples:
+  pfedme tune pfedme --data synthetic --rounds 200 --cohort 10 --trials 30 --out runs/tuned
+  pfedme tune pfedme --data mnist --lam 15 --R 20 --search grid --trials 40 --out runs/grid
+  pfedme tune fedavg --data synthetic --model dnn --rounds 100 --json > best.json""",
     "data": """\
 examples:
   pfedme data describe                          the paper's synthetic federation
@@ -106,6 +115,7 @@ def _dispatch(argv: list[str]) -> int:
     commands = {
         "run": (_run, "train one algorithm on a federation"),
         "compare": (_compare, "train several on the same data and put them into one table"),
+        "tune": (_tune, "search for hyperparameters by validation rows"),
         "data": (_data, "describe a federation"),
         "reproduce": (_reproduce, "carry out the paper's experiments and judge its claims"),
         "resume": (_resume, "go on with an interrupted run or comparison"),
@@ -138,8 +148,11 @@ def _parser(command: str, description: str) -> Parser:
     )  # fmt: skip
 
 
-def _training_parser(command: str, description: str) -> Parser:
-    """The options that `run` and `compare` share: the run's, and every algorithm's hyperparameters."""
+def _training_parser(command: str, description: str, *, records: bool = True) -> Parser:
+    """The options that `run`, `compare` and `tune` share: the run's, and every algorithm's hyperparameters.
+
+    `records` adds those of commands that leave a record of a run.
+    """
     from pfedme.algorithms import ALGORITHMS
     from pfedme.devices import keep_compiled_programs
     from pfedme.run import Run
@@ -154,10 +167,12 @@ def _training_parser(command: str, description: str) -> Parser:
     add("--rounds", type=int, default=100, help=docs["rounds"] + " (100)")
     add("--cohort", type=int, help=docs["cohort"])
     add("--seed", type=int, default=0, help=docs["seed"] + " (0)")
-    add("--eval-every", type=int, help=docs["eval_every"])
     add("--eval-clients", type=int, help=docs["eval_clients"])
     add("--out", type=Path, help="folder for the results; a new one below runs/ if not given")
-    add("--force", action="store_true", help="overwrite what the folder holds")
+    parser.set_defaults(eval_every=None)
+    if records:
+        add("--eval-every", type=int, help=docs["eval_every"])
+        add("--force", action="store_true", help="overwrite what the folder holds")
     add("--json", action="store_true", help="print the result as JSON on standard output, and nothing else")
     add("--debug", action="store_true", help="show the traceback of an error")
     group = parser.add_argument_group("hyperparameters")
@@ -287,6 +302,51 @@ def _show_comparison(comparison: Any, out: Path, *, as_json: bool) -> int:
     for reason in comparison.failures:
         print(f"pfedme: {reason}", file=sys.stderr)
     return 1 if comparison.failures else 0
+
+
+def _tune(argv: list[str]) -> int:
+    try:
+        from pfedme.search import Search
+        from pfedme.tune import tune
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "optuna":
+            raise
+        raise InputError("pfedme tune needs Optuna: pip install 'pfedme[tune]'.") from None
+    parser = _training_parser("tune", "Searches for an algorithm's hyperparameters.", records=False)
+    parser.add_argument("algorithm", metavar="ALGORITHM", help=ALGORITHM_NAMES)
+    parser.add_argument("--trials", type=int, help="trials in all (30; with grid, all of its points)")
+    parser.add_argument(
+        "--search", choices=("tpe", "grid"), default="tpe",
+        help="tpe, which follows what did well so far, or a grid in an order drawn by --seed (tpe)",
+    )  # fmt: skip
+    args = _parse(parser, argv)
+    if args.trials is not None and args.trials < 1:
+        raise InputError(f"--trials must be at least 1, not {args.trials}.")
+    (run,) = _runs(args, [args.algorithm])
+    own = {pair.partition("=")[0].strip() for pair in args.algorithm.partition(":")[2].split(",")}
+    fixed = own | {name for name in _hyperparameters() if getattr(args, name) is not None}
+    search = Search.over(run, fixed, args.search)
+    out = args.out or _new_folder(f"tune-{run.algorithm.name}")
+
+    from pfedme.terminal import SearchBar, print_tuning
+
+    try:
+        with SearchBar() as bar:
+            tuning = tune(search, args.trials, out, watch=bar)
+    except KeyboardInterrupt:
+        again = shlex.join(["pfedme", "tune", *argv, *([] if args.out else ["--out", str(out)])])
+        print(f"pfedme: interrupted; the same command goes on where it stopped: {again}", file=sys.stderr)
+        return 130
+    if args.json:
+        best = tuning.best[0]
+        print(json.dumps({
+            "out": str(out), "best": best.settings, "model": best.model, "validation_accuracy": best.accuracy,
+            "mattered": tuning.mattered, "command": tuning.run.command(),
+            "trials": [dataclasses.asdict(trial) for trial in tuning.trials],
+        }))  # fmt: skip
+    else:
+        print_tuning(tuning, out)
+    return 0
 
 
 def _data(argv: list[str]) -> int:

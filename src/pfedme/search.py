@@ -94,8 +94,11 @@ class Search:
     @classmethod
     def over(cls, run: Run, fixed: Set[str], how: How) -> Search:
         """The search over all that is not `fixed` of a run's hyperparameters."""
-        if to_json(run.algorithm).get("adapt_on") == "test":
+        own = to_json(run.algorithm)
+        if own.get("adapt_on") == "test":
             raise InputError("--adapt-on test reads test rows, which a search must not; leave it out.")
+        if own.get("rechoose"):
+            raise InputError("--rechoose chooses λ by the rows that a search judges by; leave it out.")
         known = axes(run.algorithm)
         free = {name: axis for name, axis in known.items() if name not in fixed}
         space: dict[str, BaseDistribution] = (

@@ -27,7 +27,7 @@ def counts(tuning: Tuning) -> str:
     states = [trial.state for trial in tuning.trials]
     said = {"complete": "complete", "pruned": "stopped early", "diverged": "diverged"}
     text = ", ".join(f"{states.count(state)} {words}" for state, words in said.items())
-    again = f" ({states.count('interrupted')} more were interrupted)" if "interrupted" in states else ""
+    again = f" ({states.count('interrupted')} interrupted)" if "interrupted" in states else ""
     return f"{tuning.finished} trials: {text}{again}."
 
 
