@@ -22,14 +22,14 @@ import pytest
 from laws import compiling, with_test_rows
 from optuna.distributions import CategoricalDistribution
 from optuna.trial import TrialState
-from stops import DATA, tiny
+from stops import DATA, files_of_at_most, tiny
 
 import pfedme.run
 import pfedme.terminal
 import pfedme.tune
 from pfedme.algorithms import ALGORITHMS, Algorithm
 from pfedme.cli import main
-from pfedme.errors import InputError
+from pfedme.errors import InputError, RunError
 from pfedme.federation import Federation
 from pfedme.journal import opened
 from pfedme.search import How, Search, axes
@@ -298,6 +298,16 @@ def test_a_journal_that_ends_anywhere_is_continued(whole: tuple[Path, Tuning], t
         (out / "trials.journal").write_bytes(content[: int(share * len(content))])
         (out / "trials.journal.lock").symlink_to(out / "trials.journal")
         assert told(tune(search(), 12, out)) == told(whole[1])
+
+
+def test_a_search_that_fills_the_disk_goes_on_when_there_is_room(whole: tuple[Path, Tuning], tmp_path: Path):
+    half = (whole[0] / "trials.journal").stat().st_size // 2
+    with (
+        files_of_at_most(half),
+        pytest.raises(RunError, match=r"could not be written.*the same command goes on"),
+    ):
+        tune(search(), 12, tmp_path / "search")
+    assert told(tune(search(), 12, tmp_path / "search")) == told(whole[1])
 
 
 def test_a_grid_that_is_interrupted_leaves_no_point_out(tmp_path: Path):
