@@ -15,12 +15,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from laws import RAGGED, compiling, federation, softmax_regression, with_test_rows
 
+from pfedme.algorithms import PFedMe
 from pfedme.cli import main
-from pfedme.errors import InputError
+from pfedme.data import parse_data
+from pfedme.errors import InputError, Interrupted
+from pfedme.execute import Progress, execute, resume
 from pfedme.experiments import gain
 from pfedme.experiments.study import Study
 from pfedme.federation import Federation, Part
 from pfedme.metrics import Blocks, outcomes, over_clients
+from pfedme.models import MLR
 from pfedme.offer import Finished, newcomer_curve, summary
 from pfedme.personalize import (
     Candidate,
@@ -30,9 +34,12 @@ from pfedme.personalize import (
     choose,
     paired,
     personalize,
+    rounds_to_choice,
     walk,
+    with_own_lambdas,
 )
-from pfedme.simulate import Store
+from pfedme.run import Run
+from pfedme.simulate import Simulation, Store
 from pfedme.tree import Params
 
 HOW = Personalize(steps=3, scratch=5, folds=3, B=4)
@@ -263,6 +270,84 @@ def test_the_recommended_model_is_the_one_that_was_chosen():
 def test_alone_is_never_harmed():
     result = found(federation())
     assert not result.harmed(result.of("alone")).any()
+
+
+# --- a λ of its own, inside pFedMe
+
+
+def test_until_the_first_choice_every_client_has_the_given_lambda():
+    fed = federation().hold_out(0, 5)
+    given, own = (
+        Simulation(PFedMe(lam=4.0, R=2, B=3, rechoose=k), softmax_regression(), fed, cohort=3)
+        for k in (0, 50)
+    )
+    with compiling(optimised=False):
+        a, b = given.advance(given.start(), 3)[0], own.advance(own.start(), 3)[0]
+    np.testing.assert_allclose(np.asarray(a.w.ravel()), np.asarray(b.w.ravel()), rtol=1e-5, atol=1e-7)
+    np.testing.assert_array_equal(np.asarray(b.clients), np.full(5, 4.0, np.float32))
+
+
+def test_a_choice_of_lambda_is_made_in_its_rounds_and_not_by_test_rows():
+    fed = federation().hold_out(0, 5)
+    other = with_test_rows_after(fed)
+    algorithm = PFedMe(lam=4.0, R=2, B=3, rechoose=2)
+    states = []
+    with compiling(optimised=False):
+        for one in (fed, other):
+            sim = Simulation(algorithm, softmax_regression(), one, cohort=3)
+            before = sim.advance(sim.start(), 2)[0]
+            assert with_own_lambdas(sim, before._replace(t=3)) == before._replace(t=3)
+            after = with_own_lambdas(sim, before, HOW)
+            again = with_own_lambdas(sim, after, HOW)
+            np.testing.assert_array_equal(np.asarray(after.clients), np.asarray(again.clients))
+            states.append(np.asarray(after.clients))
+    np.testing.assert_array_equal(*states)
+    assert set(states[0].tolist()) <= {4.0, 3.0, 1.0, *np.array([0.3, 0.1, 0.03, 0.01], np.float32).tolist()}
+    assert (rounds_to_choice(algorithm, 0), rounds_to_choice(algorithm, 3)) == (2, 1)
+    assert rounds_to_choice(PFedMe(), 3) > 10**6
+
+
+def with_test_rows_after(fed: Federation) -> Federation:
+    """The same federation with other test rows."""
+    x, y = fed.x.copy(), fed.y.copy()
+    for s, n in zip(*fed.rows("test"), strict=True):
+        x[s : s + n], y[s : s + n] = 3.0, 1
+    return dataclasses.replace(fed, x=x, y=y)
+
+
+def test_a_client_with_a_small_lambda_leaves_the_shared_model_where_it_is():
+    """w_i − w is η Σ λ_i (w_i − θ_i): with λ → 0 nothing is sent that differs from w."""
+    fed = federation()
+    sim = Simulation(PFedMe(lam=4.0, R=2, B=3, rechoose=9), softmax_regression(), fed, cohort=5)
+    start = sim.start()
+    with compiling(optimised=False):
+        models, _ = sim.answer(start._replace(clients=np.array([4, 4, 4, 4, 1e-6], np.float32)))
+    assert models.local is not None
+    moved = np.abs(np.asarray(models.local.ravel(1)) - np.asarray(start.w.ravel())).max(axis=1)
+    assert moved[-1] < 1e-6
+    assert (moved[:-1] > 1e-4).all()
+
+
+def test_an_interrupted_run_with_own_lambdas_ends_the_same(tmp_path: Path):
+    line = f"run pfedme {TINY} --rounds 6 --rechoose 2 --lam 5 --eval-every 3".split()
+    run = Run(
+        algorithm=PFedMe(lam=5.0, R=2, B=5, rechoose=2), model=MLR(), rounds=6, cohort=2, eval_every=3,
+        data=parse_data("synthetic:clients=6,rows=30,features=4,classes=3"),
+    )  # fmt: skip
+    stops = iter([4])
+
+    def stop(progress: Progress) -> None:
+        if progress.round == 4 and next(stops, None):
+            raise KeyboardInterrupt
+
+    with compiling(optimised=False):
+        assert main([*line, "--out", str(tmp_path / "whole")]) == 0
+        with pytest.raises(Interrupted):
+            execute(run, tmp_path / "parts", watch=stop)
+        resume(tmp_path / "parts")
+    whole, parts = (json.loads((tmp_path / name / "record.json").read_text()) for name in ("whole", "parts"))
+    assert whole["history"] == parts["history"]
+    assert whole["final"] == parts["final"]
 
 
 # --- a finished run

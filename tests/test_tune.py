@@ -485,6 +485,7 @@ def refused(capsys: pytest.CaptureFixture[str], line: str) -> str:
         ("tune fedavg alone", ["'alone' was not expected"]),
         ("tune alone:eta=1,R=3", ["nothing to search"]),
         ("tune per-fedavg --adapt-on test", ["--adapt-on test reads test rows"]),
+        ("tune pfedme --rechoose 2", ["--rechoose chooses λ by the rows that a search judges by"]),
         ("tune fedavg --data synthetic:clients=4,rows=5", ["No client has 5 training rows", "more rows"]),
     ],
 )

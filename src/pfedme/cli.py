@@ -19,8 +19,10 @@ from pfedme import __version__
 from pfedme.errors import InputError, Interrupted, RunError, unknown
 
 if TYPE_CHECKING:
+    from pfedme.personalize import Personalize
     from pfedme.run import Run
 
+PERSONALIZE = "auto, or auto:steps=200,...: each client finds its own λ and whether joining pays"
 ALGORITHM_NAMES = "pfedme, fedavg, per-fedavg, alone, fedavg-ft"
 
 EXAMPLES = {
@@ -61,6 +63,15 @@ examples:
   pfedme reproduce table1 --quick               a tenth of the rounds, two seeds
   pfedme reproduce all --out docs               everything
 what has been run already is kept in OUT/runs and is not run again; delete it to start over""",
+    "personalize": """\
+examples:
+  pfedme personalize runs/my-run                its clients: alone, global, fine-tuned or their own λ
+  pfedme personalize runs/my-run --data synthetic:clients=10,seed=1 --out newcomers
+  pfedme personalize runs/my-run --personalize auto:steps=200,folds=3""",
+    "study": """\
+examples:
+  pfedme study gain --quick                     a few minutes, one seed
+  pfedme study gain --out docs                  docs/gain.md and docs/results/gain.csv""",
     "resume": """\
 examples:
   pfedme resume runs/my-run                     a run or a comparison that was interrupted""",
@@ -115,13 +126,15 @@ def _dispatch(argv: list[str]) -> int:
     commands = {
         "run": (_run, "train one algorithm on a federation"),
         "compare": (_compare, "train several on the same data and put them into one table"),
+        "personalize": (_personalize, "find the right model for each client of a run, or for newcomers"),
         "tune": (_tune, "search for hyperparameters by validation rows"),
         "data": (_data, "describe a federation"),
         "reproduce": (_reproduce, "carry out the paper's experiments and judge its claims"),
+        "study": (_study, "measure what joining is worth, on a range of federations"),
         "resume": (_resume, "go on with an interrupted run or comparison"),
     }
     if not argv or argv[0] in ("-h", "--help"):
-        lines = "\n".join(f"  {name:<10}{what}" for name, (_, what) in commands.items())
+        lines = "\n".join(f"  {name:<12}{what}" for name, (_, what) in commands.items())
         print(
             "usage: pfedme COMMAND [options]\n\n"
             "Personalized federated learning with Moreau envelopes.\n\n"
@@ -236,6 +249,8 @@ def _runs(args: argparse.Namespace, algorithms: Sequence[str]) -> list[Run]:
         run = Run(
             algorithm=algorithm, data=parse_data(args.data), model=parse_model(args.model),
             **{name: getattr(args, name) for name in NUMBERS},
+            holdout_clients=getattr(args, "holdout_clients", None),
+            personalize=_how(getattr(args, "personalize", None)),
         )  # fmt: skip
         runs.append(check(run, "the run"))
     return runs
@@ -250,6 +265,11 @@ def _new_folder(name: str) -> Path:
 def _run(argv: list[str]) -> int:
     parser = _training_parser("run", "Trains one algorithm on a federation and records the result.")
     parser.add_argument("algorithm", metavar="ALGORITHM", help=ALGORITHM_NAMES)
+    parser.add_argument("--personalize", metavar="HOW", help=PERSONALIZE)
+    parser.add_argument(
+        "--holdout-clients", type=float, metavar="SHARE",
+        help="share of the clients that take no part in training and come later, to see how newcomers fare",
+    )  # fmt: skip
     args = _parse(parser, argv)
     (run,) = _runs(args, [args.algorithm])
     out = args.out or _new_folder(run.algorithm.name)
@@ -259,17 +279,101 @@ def _run(argv: list[str]) -> int:
 
     with Bar(total=run.rounds) as bar:
         result = execute(run, out, force=args.force, watch=lambda p: bar(run.algorithm.name, 0, p))
-    _show_run(result.record, out, as_json=args.json)
+    return _show_run(result.record, out, as_json=args.json)
+
+
+def _show_run(record: dict[str, Any], out: Path, *, as_json: bool) -> int:
+    """Prints a finished run, and what it offers its clients and newcomers if that was asked for."""
+    from pfedme.terminal import print_run
+
+    document = {"out": str(out), "final": record["final"], "timing": record["timing"]}
+    if not as_json:
+        print_run(record, out)
+    config = record["config"]
+    if config.get("personalize") or config.get("holdout_clients"):
+        from pfedme.run import Run
+
+        run = Run.from_json(config)
+        members = run.personalize is not None
+        document |= _offer(out, out, run.personalize, None, members=members, as_json=as_json)
+    if as_json:
+        print(json.dumps(document))
     return 0
 
 
-def _show_run(record: dict[str, Any], out: Path, *, as_json: bool) -> None:
-    from pfedme.terminal import print_run
+def _how(text: str | None) -> Personalize | None:
+    """The way to find clients' models that `auto:steps=200` describes."""
+    from pfedme.personalize import Personalize
+    from pfedme.spec import parse
 
-    if as_json:
-        print(json.dumps({"out": str(out), "final": record["final"], "timing": record["timing"]}))
-    else:
-        print_run(record, out)
+    return parse(text, {Personalize.name: Personalize}, "personalization") if text else None
+
+
+def _offer(
+    path: Path, out: Path, how: Personalize | None, data: str | None, *, members: bool, as_json: bool
+) -> dict[str, Any]:
+    """The models that a finished run offers its clients, the newcomers that it held out, or other data's."""
+    from pfedme.data import parse_data
+    from pfedme.offer import Finished, document, newcomer_curve, write, write_newcomers
+    from pfedme.personalize import Personalize
+    from pfedme.run import load
+    from pfedme.terminal import Steps, print_newcomers, print_offer
+
+    finished = Finished.open(path)
+    how = how or finished.run.personalize or Personalize()
+    said: dict[str, Any] = {}
+    held_out = finished.run.parties()[1] if data is None else None
+    try:
+        with Steps() as steps:
+            if data is not None:
+                federation = load(parse_data(data))
+                found = finished.to_newcomers(federation, how, steps)
+            else:
+                federation = finished.simulation.federation
+                found = finished.to_members(how, steps) if members else None
+            if found is not None:
+                write(out, found, federation, how)
+                said["personalized"] = document(found, how)
+            levels = newcomer_curve(finished, held_out, how, steps) if held_out is not None else []
+            if levels:
+                write_newcomers(out, levels)
+                said["newcomers"] = [dataclasses.asdict(level) for level in levels]
+    except KeyboardInterrupt:
+        raise Interrupted(None) from None
+    if not as_json:
+        if found is not None:
+            print_offer(found, federation, out)
+        if levels:
+            print_newcomers(levels, out)
+    return said
+
+
+def _personalize(argv: list[str]) -> int:
+    parser = _parser(
+        "personalize", "Finds the right model for each client of a finished run, or for newcomers."
+    )
+    parser.add_argument("run", metavar="RUN", type=Path, help="the folder of a finished run")
+    parser.add_argument(
+        "--data", help="newcomers: a federation that took no part; the run's clients if not given"
+    )
+    parser.add_argument("--personalize", metavar="HOW", help=PERSONALIZE)
+    parser.add_argument("--out", type=Path, help="folder for the results; the run's own if not given")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON on standard output")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    args = _parse(parser, argv)
+    if args.data and not args.out:
+        raise InputError("Newcomers' models need a folder of their own: give --out DIR.")
+
+    from pfedme.devices import keep_compiled_programs
+    from pfedme.files import refuse_file
+
+    keep_compiled_programs()
+    out = args.out or args.run
+    refuse_file(out)
+    said = _offer(args.run, out, _how(args.personalize), args.data, members=True, as_json=args.json)
+    if args.json:
+        print(json.dumps({"out": str(out), **said}))
+    return 0
 
 
 def _compare(argv: list[str]) -> int:
@@ -414,6 +518,39 @@ def _reproduce(argv: list[str]) -> int:
     return 0
 
 
+def _study(argv: list[str]) -> int:
+    if argv[:1] not in (["gain"], ["-h"], ["--help"]):
+        raise unknown("study", argv[0] if argv else "", ["gain"])
+    parser = _parser("study gain", "Measures what joining is worth to clients, on a range of federations.")
+    parser.add_argument("--quick", action="store_true", help="a fifth of the rounds and steps, one seed")
+    parser.add_argument("--out", type=Path, default=Path("study"), help="folder for the results (study)")
+    parser.add_argument("--json", action="store_true", help="print the table as JSON on standard output")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    args = _parse(parser, argv[1:] if argv[0] == "gain" else argv)
+
+    from pfedme.devices import keep_compiled_programs
+    from pfedme.experiments import gain
+    from pfedme.experiments.study import Study
+    from pfedme.files import refuse_file
+    from pfedme.terminal import Steps, print_gain
+
+    keep_compiled_programs()
+    refuse_file(args.out)
+    command = shlex.join(["pfedme", "study", "gain", *(["--quick"] if args.quick else [])])
+    try:
+        with Steps() as steps:
+            rows = gain.study_gain(Study(args.out, command), gain.QUICK if args.quick else gain.FULL, steps)
+    except KeyboardInterrupt:
+        again = f"{command} --out {shlex.quote(str(args.out))}"
+        print(f"pfedme: interrupted; the same command goes on where it stopped: {again}", file=sys.stderr)
+        return 130
+    if args.json:
+        print(json.dumps({"out": str(args.out), "federations": {r.setting.name: r.mean for r in rows}}))
+    else:
+        print_gain(rows, args.out)
+    return 0
+
+
 def _resume(argv: list[str]) -> int:
     parser = _parser(
         "resume", "Goes on with an interrupted run or comparison, to the same result to the bit."
@@ -440,5 +577,4 @@ def _resume(argv: list[str]) -> int:
     rounds = Folder(args.folder).read().get("config", {}).get("rounds", 1)
     with Bar(total=rounds) as bar:
         result = resume(args.folder, watch=lambda p: bar(args.folder.name, 0, p))
-    _show_run(result.record, args.folder, as_json=args.json)
-    return 0
+    return _show_run(result.record, args.folder, as_json=args.json)

@@ -29,6 +29,7 @@ from pfedme.federation import Federation
 from pfedme.files import atomic_write, writing
 from pfedme.folder import Folder
 from pfedme.models import Network
+from pfedme.personalize import rounds_to_choice, with_own_lambdas
 from pfedme.run import Run
 from pfedme.simulate import MOST_ROUNDS, Evaluation, Simulation, State, advance
 from pfedme.spec import to_json
@@ -214,8 +215,9 @@ class Execution:
                 evaluation, models = self.evaluate(self.state, keep=not evaluated)
                 if t == rounds:
                     return self.results(self.state, evaluation, models)
+            self.state = with_own_lambdas(self.simulation, self.state)
             self.save()
-            news = yield min(every - t % every, rounds - t)
+            news = yield min(every - t % every, rounds - t, rounds_to_choice(self.run.algorithm, t))
             assert news is not None
             self.state, finite = news
             if not finite:

@@ -21,7 +21,13 @@ from pfedme.federation import Federation
 from pfedme.files import atomic_write, writing
 from pfedme.folder import Folder
 from pfedme.metrics import over_clients
-from pfedme.personalize import Personalize, Personalized, personalize
+from pfedme.personalize import (
+    Personalize,
+    Personalized,
+    personalize,
+    rounds_to_choice,
+    with_own_lambdas,
+)
 from pfedme.run import Run
 from pfedme.simulate import Simulation, State
 from pfedme.spec import to_json
@@ -92,7 +98,9 @@ class Finished:
         again = Simulation(s.algorithm, s.model, federation, cohort=s.cohort, seed=s.seed)
         state: State = again.start()
         while state.t < self.run.rounds:
-            state, finite = again.advance(state, self.run.rounds - state.t)
+            state = with_own_lambdas(again, state)
+            ahead = min(self.run.rounds - state.t, rounds_to_choice(s.algorithm, state.t))
+            state, finite = again.advance(state, ahead)
             if not finite:
                 raise Diverged(
                     f"{self.run.algorithm.name} diverged in round {state.t} when it was trained without the "
@@ -160,8 +168,8 @@ def names(found: Personalized) -> list[str]:
 
 
 def summary(found: Personalized, right: np.ndarray) -> dict[str, float]:
-    """The accuracy of a method, from whether it is right about each test row: over all rows, over clients, and
-    in the worst tenth of these.
+    """The accuracy of a method that is `right` about test rows: over all of them, over clients, and in the
+    worst tenth of these.
 
     `harmed` is the share of clients that it leaves more than one point below alone, beyond their interval.
     """

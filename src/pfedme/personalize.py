@@ -22,11 +22,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from pfedme.algorithms import Algorithm, PFedMe
 from pfedme.devices import everywhere, over_devices, padded
 from pfedme.federation import Federation
 from pfedme.metrics import Blocks, Outcomes, outcomes
 from pfedme.models import Model
-from pfedme.simulate import Store
+from pfedme.simulate import Simulation, State, Store
 from pfedme.spec import Bound, Count, Index, NonNegative, Positive
 from pfedme.tree import Params, record
 
@@ -229,6 +230,37 @@ def personalize(
     assert theta is not None
     watch("models", folds + 1, folds + 1)
     return Personalized(offered, choice, joined, score, theta, np.stack(right, axis=1), test.owner())
+
+
+def rounds_to_choice(algorithm: Algorithm, t: int) -> int:
+    """How many rounds may follow round t before clients choose their λ anew."""
+    every = algorithm.rechoose if isinstance(algorithm, PFedMe) else 0
+    return every - t % every if every else 2**31 - 1
+
+
+def with_own_lambdas(simulation: Simulation, state: State, how: Personalize | None = None) -> State:
+    """The state with each client's λ_i chosen anew, if it is time for that in round `state.t`.
+
+    A client takes the largest λ of the path, up to the given one, that is not worse than the best on the
+    validation rows that no client has trained on. It depends on w and t alone, and not on earlier choices.
+    """
+    algorithm, federation = simulation.algorithm, simulation.federation
+    if (
+        not isinstance(algorithm, PFedMe)
+        or not algorithm.rechoose
+        or state.t % algorithm.rechoose
+        or not state.t
+    ):
+        return state
+    how = how or Personalize()
+    lams = [algorithm.lam, *(lam for lam in PATH if lam < algorithm.lam)]
+    offered = [Candidate("personal", lam, how.steps) for lam in lams]
+    key = jax.random.fold_in(jax.random.fold_in(simulation.key, 2**32 - 2), state.t)
+    who, blocks = np.arange(federation.clients), Blocks.cut(*federation.rows("validation"))
+    walked = walk(how, simulation.model, federation, state.w, offered, key, who, blocks)
+    likely = np.stack([found.likely for found, _ in walked], axis=1)
+    choice = choose(likely, blocks.owner(), federation.clients, how.caution)
+    return state._replace(clients=everywhere(jnp.asarray(np.array(lams, np.float32)[choice])))
 
 
 def walk(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import shlex
 from collections.abc import Hashable
 from functools import lru_cache
@@ -11,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pfedme.algorithms import ALGORITHMS, Algorithm
+from pfedme.algorithms import ALGORITHMS, Algorithm, PFedMe
 from pfedme.data import DATA, Source
 from pfedme.errors import InputError, unknown
 from pfedme.federation import Federation
@@ -60,6 +62,20 @@ class Run:
             **({"personalize": to_json(self.personalize)} if self.personalize else {}),
         }
 
+    def digest(self) -> str:
+        """A short name made of all that determines this run, which stays the same when options are added."""
+        parts = {"algorithm": self.algorithm, "data": self.data, "model": self.model, "run": self}
+        told = {
+            what: {
+                field.name: repr(value)
+                for field in dataclasses.fields(part)
+                if (value := getattr(part, field.name)) != field.default and field.name not in parts
+            }
+            for what, part in parts.items()
+        }
+        named = [self.algorithm.name, self.data.name, _name_of(self.model, MODELS), told]
+        return hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()[:16]
+
     @classmethod
     def from_json(cls, config: dict[str, Any]) -> Run:
         """The inverse of `to_json`."""
@@ -106,6 +122,8 @@ class Run:
         check(self, "the run")
         check(self.algorithm, f"algorithm '{self.algorithm.name}'")
         federation = self.parties()[0]
+        if isinstance(self.algorithm, PFedMe) and self.algorithm.rechoose:
+            federation = federation.hold_out(0, Personalize.folds)
         cohort = self.cohort or min(10, federation.clients)
         eval_clients = self.eval_clients or (federation.clients if federation.clients <= 10_000 else 1_000)
         if eval_clients > federation.clients:

@@ -18,7 +18,7 @@ from jax import lax
 from pfedme.algorithms.base import Algorithm, Models, Update
 from pfedme.problem import Problem
 from pfedme.prox import Solver, envelope_grad, prox
-from pfedme.spec import Count, Positive
+from pfedme.spec import Count, Index, Positive
 from pfedme.tree import Params, record
 
 
@@ -41,23 +41,32 @@ class PFedMe(Algorithm):
     theta_start: Literal["carry", "w"] = "carry"
     """Where θ starts in a local round: at the θ of the round before (at first w), or at w_i."""
 
+    rechoose: Index = 0
+    """Rounds between two choices of a λ of its own by each client, lam being the largest; 0 keeps lam for all.
+    A fifth of the training rows is kept to choose by."""
+
+    def init(self, w: Params) -> Any:
+        """λ_i, where each client has its own."""
+        return jnp.float32(self.lam) if self.rechoose else ()
+
     def client_update(self, key: jax.Array, problem: Problem, w: Params, state: Any) -> Update:
         """Lines 5 to 9 of Algorithm 1. The personal model is θ̃_i of the last local round."""
+        lam = state if self.rechoose else self.lam
 
         def solve(rows: jax.Array, w: Params, theta: Params) -> tuple[Params, jax.Array]:
             start = theta if self.theta_start == "carry" else w
             return prox(
                 problem.loss(rows), w, start,
-                lam=self.lam, alpha=self.alpha, K=self.K, nu=self.nu, solver=self.solver,
+                lam=lam, alpha=self.alpha, K=self.K, nu=self.nu, solver=self.solver,
             )  # fmt: skip
 
         def local_round(carry: tuple[Params, Params, Params], rows: jax.Array) -> tuple[Any, jax.Array]:
             _, w, theta = carry
             theta, steps = solve(rows, w, theta)
-            return (w, w - self.eta * self.lam * (w - theta), theta), steps
+            return (w, w - self.eta * lam * (w - theta), theta), steps
 
         batches = problem.draw(key, self.R, self.B)
         (before, w, theta), steps = lax.scan(local_round, (w, w, w), batches)
-        last = envelope_grad(problem.loss(batches[-1]), theta, before, self.lam)
+        last = envelope_grad(problem.loss(batches[-1]), theta, before, lam)
         info = {"inner_residual": last @ last, "inner_steps": jnp.mean(steps.astype(jnp.float32))}
         return Update(upload=w, state=state, models=Models(local=w, personal=theta), info=info)

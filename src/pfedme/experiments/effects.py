@@ -36,6 +36,10 @@ class Effect:
     quick: tuple[str, ...] = ()
     """The lines of the quick version; all if empty."""
 
+    def seeds(self, scale: Scale) -> int:
+        """Repetitions of each line; one in a quick version, whose time goes into these runs."""
+        return SEEDS if scale.divide == 1 else 1
+
     def labels(self, scale: Scale) -> list[str]:
         """The lines that are drawn."""
         return [v for v in self.values if scale.divide == 1 or not self.quick or v in self.quick]
@@ -45,7 +49,7 @@ class Effect:
         algorithm = dataclasses.replace(BASE, **self.values[label])
         rounds = max(4, scale.rounds("mnist") // 2)  # by when the curves have become flat
         run = run_of(scale, "mnist", model, algorithm, "written", rounds=rounds, evaluations=20)
-        return Wish(run, scale.seeds_of(SEEDS), train_loss=True)
+        return Wish(run, self.seeds(scale), train_loss=True)
 
     def wishes(self, scale: Scale) -> list[Wish]:
         """All runs of the figure."""
@@ -86,7 +90,7 @@ class Effect:
                 ended = diverged < len(records)
                 shown = f"last {ends[0]} and {ends[1]}, over the run {mean}" if ended else "no result"
                 numbers.append(f"{model} {label}: {shown}{told}")
-        study.write(f"figure{self.number}.png", panels(columns), scale.seeds_of(SEEDS))
+        study.write(f"figure{self.number}.png", panels(columns), self.seeds(scale))
         checks = self.checks(speeds)
         return Finding(
             f"Figure {self.number}: the effect of {self.symbol}",

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from pfedme import __version__
 from pfedme.algorithms import FedAvg, PFedMe
 from pfedme.data import parse_data
 from pfedme.experiments.study import Estimate, Study, markdown
@@ -203,7 +202,7 @@ def study_gain(study: Study, scale: Scale, watch: Watch = lambda *_: None) -> li
 def _recorded(study: Study, setting: Setting, seed: int, scale: Scale) -> Unit:
     """A unit of the study, measured once and kept under a name that is made of all that determines it."""
     run = setting.run(seed, scale=scale)
-    what = [run.to_json(), to_json(scale.how(setting.how)), setting.newcomers, setting.lam_step, __version__]
+    what = [run.digest(), to_json(scale.how(setting.how)), setting.newcomers, setting.lam_step]
     digest = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]
     path = study.runs / f"gain-{digest}.json"
     if path.exists():
@@ -348,15 +347,17 @@ def page(rows: Sequence[Row], curves: dict[str, list[Level]], units: dict[str, l
 A client that joins a federation can end up with one of several models: the shared one as it is, the shared
 one fine-tuned on its own rows, a personal one near the shared one (how near is its λ), or, if joining gives
 it nothing, the model it would have had alone. This page measures what each is worth on {len(rows)}
-federations, from clients that are alike to clients that have nothing in common, with few rows and many. *Recommended* is
-the model that each client chooses for itself on rows it has kept apart (`--personalize auto`); test rows
-are read once, after all choices. Numbers are percent of a client's test rows, means over clients and
-{rows[0].over_alone.seeds} seeds, with 95 % intervals over seeds.
+federations, from clients that are alike to clients that have nothing in common, with few rows and many.
+*Recommended* is the model that each client chooses for itself on rows it has kept apart
+(`--personalize auto`); test rows are read once, after all choices. Numbers are percent of a client's test
+rows, means over clients and {rows[0].over_alone.seeds} seeds, with 95 % intervals over seeds.
 
 {table}
 *fine-tuned* starts at the shared model (FedAvg's); *pfedme* is Algorithm 1 with λ = {LAM:g} for all;
-*own-lambda* is the best λ of each client if alone were no choice. *Harmed* are clients that the recommended model leaves more
-than a point below alone, beyond their own 95 % interval. A picture of every client: ![gain](results/gain.png)
+*own-lambda* is the best λ of each client if alone were no choice. *Harmed* are clients that the recommended
+model leaves more than a point below alone, beyond their own 95 % interval.
+
+![What each client gains over alone and over the global model, and the λ it chose](results/gain.png)
 
 ## When it pays
 
@@ -380,7 +381,9 @@ than a point below alone, beyond their own 95 % interval. A picture of every cli
 ## Clients that come later
 
 A newcomer gets its model from the shared one and its own rows alone. Accuracy against the number of those
-rows, recommended beside alone: ![newcomers](results/newcomers.png)
+rows, recommended beside alone:
+
+![Accuracy of newcomers against the number of their rows](results/newcomers.png)
 
 {newcomers}
 

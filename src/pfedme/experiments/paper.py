@@ -80,6 +80,8 @@ class Scale:
     """Rounds are the paper's divided by this."""
     seeds: int = 10
     """The most seeds; some experiments take fewer."""
+    evaluations: int = 40
+    """The most evaluations of a run, which take longer than a tenth of the rounds does."""
     tiny: bool = False
     """Random data of a few rows in place of the paper's, to see that an experiment runs at all."""
 
@@ -92,6 +94,11 @@ class Scale:
         """The data and models that are tried."""
         return (CELLS[0], CELLS[3]) if self.tiny else CELLS
 
+    @property
+    def stepwise(self) -> tuple[tuple[Data, Kind], ...]:
+        """Those on which differences are tried one at a time: each is a program to compile."""
+        return self.cells if self.divide == 1 or self.tiny else (CELLS[0], CELLS[2])
+
     def kinds(self, data: Data) -> list[Kind]:
         """The models that are tried on the data."""
         return [kind for own, kind in self.cells if own == data]
@@ -101,7 +108,8 @@ class Scale:
         return min(wanted, self.seeds)
 
 
-FULL, QUICK, TINY = Scale(), Scale(divide=10, seeds=2), Scale(divide=200, seeds=2, tiny=True)
+FULL, QUICK = Scale(), Scale(divide=10, seeds=2, evaluations=5)
+TINY = Scale(divide=200, seeds=2, evaluations=5, tiny=True)
 
 
 def algorithms(tuned: Tuned, version: Version, *, beta: float = 2.0) -> dict[str, Algorithm]:
@@ -154,6 +162,7 @@ def run_of(
 ) -> Run:
     """One run of a cell, evaluated so many times; the paper's number of rounds unless another is given."""
     rounds = rounds or scale.rounds(data)
+    evaluations = min(evaluations, scale.evaluations)
     return Run(
         algorithm=algorithm,
         data=parse_data(data_text(scale, data, version)),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -44,8 +43,8 @@ class Study:
 
     def folder(self, wish: Wish, run: Run) -> Folder:
         """Where a run is kept: a name that is made of all that determines it."""
-        text = json.dumps([run.to_json(), wish.train_loss], sort_keys=True)
-        return Folder(self.runs / f"{run.algorithm.name}-{hashlib.sha256(text.encode()).hexdigest()[:16]}")
+        loss = "-loss" if wish.train_loss else ""
+        return Folder(self.runs / f"{run.algorithm.name}-{run.digest()}{loss}")
 
     def plan(self, wishes: Sequence[Wish]) -> dict[bool, list[tuple[str, Run, Path]]]:
         """All runs, each once, sorted by their data; apart, those whose training loss is wanted."""

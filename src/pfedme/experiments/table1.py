@@ -58,7 +58,7 @@ def wishes(scale: Scale) -> list[Wish]:
     ]
     between = [
         wish
-        for data, kind in scale.cells
+        for data, kind in scale.stepwise
         for name in ("pfedme", "fedavg", "per-fedavg")
         for _, wish, _, _ in ladder(scale, data, kind, name)
     ]
@@ -342,7 +342,7 @@ def write_differences(study: Study, scale: Scale) -> Finding:
     table.writerow(["data", "model", "algorithm", "step", "mean", "ci95", "change", "change_ci95", "seeds"])
     lines, largest = [], {}
     seeds = scale.seeds_of(STEP_SEEDS)
-    for data, kind in scale.cells:
+    for data, kind in scale.stepwise:
         for name in ("pfedme", "fedavg", "per-fedavg"):
             before: list[float] | None = None
             for step, wish, model, pick in ladder(scale, data, kind, name):
