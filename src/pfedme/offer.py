@@ -33,7 +33,7 @@ from pfedme.simulate import Simulation, State
 from pfedme.spec import to_json
 from pfedme.tree import Params
 
-NEWCOMER_ROWS = (5, 10, 20, 50, 100)
+NEWCOMER_ROWS = (5, 10, 20, 50, 100, 200, 400)
 """How many training rows newcomers are given, to see from which number on joining pays, and how long."""
 METHODS = ("alone", "global", "fine-tuned", "given", "own-lambda", "recommended")
 """What is put side by side, where it exists."""

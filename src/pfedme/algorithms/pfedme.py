@@ -42,8 +42,8 @@ class PFedMe(Algorithm):
     """Where θ starts in a local round: at the θ of the round before (at first w), or at w_i."""
 
     rechoose: Index = 0
-    """Rounds between two choices of a λ of its own by each client, lam being the largest; 0 keeps lam for all.
-    A fifth of the training rows is kept to choose by."""
+    """Rounds between two choices of a λ of its own by each client, by a fifth of its training rows, lam being
+    the largest; 0 keeps lam for all."""
 
     def init(self, w: Params) -> Any:
         """λ_i, where each client has its own."""

@@ -82,9 +82,10 @@ FULL, QUICK, TINY = Scale(), Scale(seeds=1, divide=5), Scale(seeds=2, divide=50,
 
 def _dirichlet(alpha: float, rows: int, *, newcomers: bool = False) -> Setting:
     size = "few" if rows == 50 else "many"
+    clients = 50 if alpha > 0.1 else 30  # of more, some would have a handful of images
     return Setting(
         f"mnist-{alpha:g}-{size}",
-        f"mnist:partition=dirichlet,alpha={alpha:g},clients=50,cap={2 * rows},train=0.5,seed={{seed}}",
+        f"mnist:partition=dirichlet,alpha={alpha:g},clients={clients},cap={2 * rows},train=0.5,seed={{seed}}",
         f"MNIST, labels by Dirichlet({alpha:g}), {rows} training rows",
         newcomers=newcomers,
     )
@@ -318,8 +319,7 @@ def page(rows: Sequence[Row], curves: dict[str, list[Level]], units: dict[str, l
          "harmed %"],
         [
             [f"{r.setting.name}: {r.setting.about}", *(f"{r.mean[m]:.1f}" for m in methods),
-             f"{r.over_alone.mean:+.1f} ± {r.over_alone.ci95:.1f}",
-             f"{r.over_global.mean:+.1f} ± {r.over_global.ci95:.1f}",
+             _points(r.over_alone), _points(r.over_global),
              ", ".join(f"{r.worst[m]:.1f}" for m in ("alone", "global", "recommended")), f"{r.harmed:.1f}"]
             for r in rows
         ],
@@ -398,8 +398,12 @@ rows, recommended beside alone:
 """
 
 
+def _points(gap: Estimate) -> str:
+    return f"{gap.mean:+.1f} ± {gap.ci95:.1f}" if gap.seeds > 1 else f"{gap.mean:+.1f}"
+
+
 def _gains(row: Row) -> str:
-    return f"{row.over_alone.mean:+.1f} over alone, {row.over_global.mean:+.1f} over global"
+    return f"{_points(row.over_alone)} over alone, {_points(row.over_global)} over global"
 
 
 def _newcomers(levels: Sequence[Level]) -> str:
