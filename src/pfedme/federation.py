@@ -47,6 +47,8 @@ class Federation:
     """Validation rows of each client: to choose by, neither trained on nor reported."""
     note: str = ""
     """What a reader of the description should know about where the rows come from."""
+    names: tuple[str, ...] | None = None
+    """What the clients are called; None where they only have ids."""
 
     @classmethod
     def split(
@@ -113,6 +115,10 @@ class Federation:
         """Numbers in a row."""
         return int(np.prod(self.x.shape[1:]))
 
+    def name(self, client: int) -> str:
+        """What a client is called: its name, or else its id."""
+        return self.names[client] if self.names else str(self.ids[client])
+
     @cached_property
     def count(self) -> np.ndarray:
         """Rows of each client, whatever they are for."""
@@ -171,4 +177,5 @@ class Federation:
         return dataclasses.replace(
             self, x=self.x[rows], y=self.y[rows], n_train=self.n_train[clients], n_test=self.n_test[clients],
             n_val=np.broadcast_to(self.n_val, self.clients)[clients], ids=self.ids[clients],
+            names=None if self.names is None else tuple(self.names[i] for i in clients),
         )  # fmt: skip
