@@ -19,6 +19,7 @@ from pfedme import __version__
 from pfedme.errors import InputError, Interrupted, RunError, unknown
 
 if TYPE_CHECKING:
+    from pfedme.data import Source
     from pfedme.personalize import Personalize
     from pfedme.run import Run
 
@@ -36,7 +37,8 @@ examples:
 examples:
   pfedme run pfedme --data synthetic --model mlr --rounds 600 --cohort 10 --lam 20 --eta 0.01 --beta 2
   pfedme run per-fedavg --data mnist --model dnn:hidden=100 --alpha 0.02 --eta 0.001 --out runs/per
-  pfedme run pfedme --data synthetic --nu 1e-4 --solver nesterov --json > result.json""",
+  pfedme run pfedme --data synthetic --nu 1e-4 --solver nesterov --json > result.json
+  pfedme run pfedme --data patients.csv --client hospital --label outcome""",
     "compare": """\
 an option applies to every algorithm that has it; NAME:field=value,... sets one for NAME alone
 
@@ -55,7 +57,8 @@ examples:
 examples:
   pfedme data describe                          the paper's synthetic federation
   pfedme data describe --data synthetic:alpha=1,beta=1,clients=30
-  pfedme data describe --data mnist:partition=released""",
+  pfedme data describe --data mnist:partition=released
+  pfedme data describe --data patients.csv --client hospital --label outcome --out described""",
     "reproduce": """\
 what: table1, figure1 ... figure7, cost (figures 6 and 7 at equal cost), theory, audit, all
 
@@ -140,7 +143,8 @@ def _dispatch(argv: list[str]) -> int:
             "Personalized federated learning with Moreau envelopes.\n\n"
             f"commands:\n{lines}\n\n"
             f"algorithms: {ALGORITHM_NAMES}\n"
-            "data:       synthetic, mnist, with options as in mnist:partition=released\n"
+            "data:       synthetic, mnist, with options as in mnist:partition=released,\n"
+            "            or a table of your own: patients.csv, with --client and --label\n"
             "models:     mlr, dnn, with options as in dnn:hidden=100-50\n\n"
             f"{EXAMPLES['']}\n\n"
             "'pfedme COMMAND --help' tells a command's options; --version the version."
@@ -175,7 +179,7 @@ def _training_parser(command: str, description: str, *, records: bool = True) ->
     parser = _parser(command, description)
     docs = field_docs(Run)
     add = parser.add_argument
-    add("--data", default="synthetic", help="the federation: a name, with options after a colon")
+    _add_data(parser)
     add("--model", default="mlr", help="mlr (softmax regression) or dnn, with options after a colon")
     add("--rounds", type=int, default=100, help=docs["rounds"] + " (100)")
     add("--cohort", type=int, help=docs["cohort"])
@@ -203,6 +207,34 @@ def _training_parser(command: str, description: str, *, records: bool = True) ->
     return parser
 
 
+def _add_data(parser: Parser, default: str | None = "synthetic", help: str = "the federation") -> None:
+    """The options that say where rows come from."""
+    from pfedme.data.table import OPTIONS, Table
+    from pfedme.spec import field_docs
+
+    parser.add_argument(
+        "--data", default=default, help=f"{help}: a name, with options after a colon, or the path of a table"
+    )
+    group = parser.add_argument_group("tables of your own")
+    for field, text in field_docs(Table).items():
+        if field in OPTIONS:
+            default = getattr(Table, field)
+            shown = f"{' '.join(text.split())}" + (f" ({default})" if default not in (None, ()) else "")
+            group.add_argument(OPTIONS[field], dest=f"table_{field}", metavar="X", help=shown)
+
+
+def _source(args: argparse.Namespace, inherited: Source | None = None) -> Source:
+    """Where the rows come from; what is not said about a table is as in the `inherited` one."""
+    from pfedme.data import BUILT_IN, parse_data
+    from pfedme.data.table import OPTIONS, Table
+
+    given = {field: getattr(args, f"table_{field}") for field in OPTIONS}
+    if isinstance(inherited, Table) and args.data.partition(":")[0] not in BUILT_IN:
+        own = {field: getattr(inherited, field) for field in OPTIONS if field != "test"}
+        given = {field: value if value is not None else own.get(field) for field, value in given.items()}
+    return parse_data(args.data, given)
+
+
 def _hyperparameters() -> list[str]:
     """The names of all algorithms' fields, each once."""
     from pfedme.algorithms import ALGORITHMS
@@ -226,7 +258,6 @@ def _parse(parser: Parser, argv: list[str]) -> argparse.Namespace:
 def _runs(args: argparse.Namespace, algorithms: Sequence[str]) -> list[Run]:
     """The runs that the command line describes, one for each algorithm."""
     from pfedme.algorithms import ALGORITHMS
-    from pfedme.data import parse_data
     from pfedme.models import parse_model
     from pfedme.run import NUMBERS, Run
     from pfedme.spec import build, check, field_types, parse, to_json
@@ -239,7 +270,7 @@ def _runs(args: argparse.Namespace, algorithms: Sequence[str]) -> list[Run]:
                 f"--{name.replace('_', '-')} is no option of {', '.join(a.name for a in chosen)}, whose "
                 f"hyperparameters are {', '.join(to_json(chosen[0]))}."
             )
-    runs = []
+    runs, data = [], _source(args)
     for text, algorithm in zip(algorithms, chosen, strict=True):
         own = {pair.partition("=")[0].strip() for pair in text.partition(":")[2].split(",")}
         fields = field_types(type(algorithm))
@@ -247,7 +278,7 @@ def _runs(args: argparse.Namespace, algorithms: Sequence[str]) -> list[Run]:
         what = f"algorithm '{algorithm.name}'"
         algorithm = build(type(algorithm), {**to_json(algorithm), **extra}, what)
         run = Run(
-            algorithm=algorithm, data=parse_data(args.data), model=parse_model(args.model),
+            algorithm=algorithm, data=data, model=parse_model(args.model),
             **{name: getattr(args, name) for name in NUMBERS},
             holdout_clients=getattr(args, "holdout_clients", None),
             personalize=_how(getattr(args, "personalize", None)),
@@ -310,13 +341,17 @@ def _how(text: str | None) -> Personalize | None:
 
 
 def _offer(
-    path: Path, out: Path, how: Personalize | None, data: str | None, *, members: bool, as_json: bool
+    path: Path,
+    out: Path,
+    how: Personalize | None,
+    data: argparse.Namespace | None,
+    *,
+    members: bool,
+    as_json: bool,
 ) -> dict[str, Any]:
     """The models that a finished run offers its clients, the newcomers that it held out, or other data's."""
-    from pfedme.data import parse_data
     from pfedme.offer import Finished, document, newcomer_curve, write, write_newcomers
     from pfedme.personalize import Personalize
-    from pfedme.run import load
     from pfedme.terminal import Steps, print_newcomers, print_offer
 
     finished = Finished.open(path)
@@ -326,7 +361,7 @@ def _offer(
     try:
         with Steps() as steps:
             if data is not None:
-                federation = load(parse_data(data))
+                federation = finished.encoded(_source(data, finished.run.data))
                 found = finished.to_newcomers(federation, how, steps)
             else:
                 federation = finished.simulation.federation
@@ -353,9 +388,7 @@ def _personalize(argv: list[str]) -> int:
         "personalize", "Finds the right model for each client of a finished run, or for newcomers."
     )
     parser.add_argument("run", metavar="RUN", type=Path, help="the folder of a finished run")
-    parser.add_argument(
-        "--data", help="newcomers: a federation that took no part; the run's clients if not given"
-    )
+    _add_data(parser, None, "newcomers, a federation that took no part, or the run's clients if not given")
     parser.add_argument("--personalize", metavar="HOW", help=PERSONALIZE)
     parser.add_argument("--out", type=Path, help="folder for the results; the run's own if not given")
     parser.add_argument("--json", action="store_true", help="print the result as JSON on standard output")
@@ -370,7 +403,8 @@ def _personalize(argv: list[str]) -> int:
     keep_compiled_programs()
     out = args.out or args.run
     refuse_file(out)
-    said = _offer(args.run, out, _how(args.personalize), args.data, members=True, as_json=args.json)
+    newcomers = args if args.data else None
+    said = _offer(args.run, out, _how(args.personalize), newcomers, members=True, as_json=args.json)
     if args.json:
         print(json.dumps({"out": str(out), **said}))
     return 0
@@ -457,19 +491,26 @@ def _data(argv: list[str]) -> int:
     if argv[:1] not in (["describe"], ["-h"], ["--help"]):
         raise unknown("data command", argv[0] if argv else "", ["describe"])
     parser = _parser("data describe", "Tells what a federation looks like.")
-    parser.add_argument(
-        "--data", default="synthetic", help="the federation: a name, with options after a colon"
-    )
+    _add_data(parser)
+    parser.add_argument("--out", type=Path, help="folder for a picture of each client's labels")
     parser.add_argument("--json", action="store_true", help="print the description as JSON")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     args = _parse(parser, argv[1:] if argv[0] == "describe" else argv)
 
-    from pfedme.data import parse_data
+    from pfedme.files import atomic_write, refuse_file, writing
     from pfedme.report.describe import describe
     from pfedme.terminal import print_description
 
-    federation = parse_data(args.data).load()
+    if args.out:
+        refuse_file(args.out)
+    federation = _source(args).load()
     description = describe(federation)
+    if args.out:
+        from pfedme.report.spread import labels_figure
+
+        with writing(args.out):
+            args.out.mkdir(parents=True, exist_ok=True)
+            atomic_write(args.out / "labels.png", labels_figure(federation))
     if args.json:
         print(json.dumps({"data": args.data, **description}))
     else:

@@ -389,7 +389,7 @@ def clients_csv(evaluation: Evaluation, federation: Federation) -> str:
     for k, i in enumerate(evaluation.clients):
         cells = ["" if c is None or np.isnan(c[k]) else float(c[k]) for c in columns]
         table.writerow(
-            [int(federation.ids[i]), int(federation.n_train[i]), int(federation.n_test[i]), *cells]
+            [federation.name(i), int(federation.n_train[i]), int(federation.n_test[i]), *cells]
         )
     return text.getvalue()
 

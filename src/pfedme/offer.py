@@ -16,6 +16,8 @@ import safetensors
 import safetensors.numpy
 
 from pfedme import __version__
+from pfedme.data import Source
+from pfedme.data.table import Table
 from pfedme.errors import Diverged, InputError
 from pfedme.federation import Federation
 from pfedme.files import atomic_write, writing
@@ -28,7 +30,7 @@ from pfedme.personalize import (
     rounds_to_choice,
     with_own_lambdas,
 )
-from pfedme.run import Run
+from pfedme.run import Run, load
 from pfedme.simulate import Simulation, State
 from pfedme.spec import to_json
 from pfedme.tree import Params
@@ -107,6 +109,11 @@ class Finished:
                     "validation rows: lower its step size."
                 )
         return state.w
+
+    def encoded(self, source: Source) -> Federation:
+        """The federation of a source, with a table's rows as numbers in the way of the run's own table."""
+        schema = self.simulation.federation.schema
+        return source.load(schema) if isinstance(source, Table) and schema else load(source)
 
     def to_members(self, how: Personalize, watch: Watch = _unwatched) -> Personalized:
         """A model for each client that took part."""
@@ -199,7 +206,7 @@ def clients_csv(found: Personalized, federation: Federation) -> str:
         tested = federation.n_test[i] > 0
         numbers = [f"{c[i]:.6f}" if tested else "" for c in (*accuracies, *gains)]
         table.writerow(
-            [int(federation.ids[i]), int(federation.n_train[i]), int(federation.n_test[i]),
+            [federation.name(i), int(federation.n_train[i]), int(federation.n_test[i]),
              found.candidates[found.choice[i]].name, f"{found.lam[i]:g}", *numbers]
         )  # fmt: skip
     return text.getvalue()

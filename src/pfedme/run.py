@@ -14,7 +14,8 @@ import jax
 import numpy as np
 
 from pfedme.algorithms import ALGORITHMS, Algorithm, PFedMe
-from pfedme.data import DATA, Source
+from pfedme.data import DATA, Source, pinned
+from pfedme.data.table import Table
 from pfedme.errors import InputError, unknown
 from pfedme.federation import Federation
 from pfedme.models import DNN, MLR, MODELS
@@ -98,7 +99,8 @@ class Run:
     def command(self) -> str:
         """The command that makes this run again."""
         words = ["pfedme", "run", self.algorithm.name]
-        words += ["--data", _text(self.data.name, self.data)]
+        data = self.data
+        words += data.words() if isinstance(data, Table) else ["--data", _text(data.name, data)]
         words += ["--model", _text(_name_of(self.model, MODELS), self.model)]
         if self.personalize:
             words += ["--personalize", _text(self.personalize.name, self.personalize)]
@@ -132,8 +134,9 @@ class Run:
         described = self.model if isinstance(self.model, MLR) else DNN(hidden=model.hidden, l2=self.model.l2)
         eval_every = self.eval_every or max(1, self.rounds // 20)
         full = dataclasses.replace(
-            self, model=described, cohort=cohort, eval_every=eval_every, eval_clients=eval_clients
-        )
+            self, data=pinned(self.data), model=described, cohort=cohort, eval_every=eval_every,
+            eval_clients=eval_clients,
+        )  # fmt: skip
         return full, Simulation(self.algorithm, model, federation, cohort=cohort, seed=self.seed)
 
     def parties(self) -> tuple[Federation, Federation | None]:
@@ -151,9 +154,13 @@ class Run:
         return federation.take(np.sort(order[later:])), federation.take(np.sort(order[:later]))
 
 
-@lru_cache(maxsize=2)
 def load(source: Source) -> Federation:
     """The federation of a source; the last two are kept."""
+    return _load(pinned(source))
+
+
+@lru_cache(maxsize=2)
+def _load(source: Source) -> Federation:
     return source.load()
 
 

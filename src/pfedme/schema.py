@@ -94,26 +94,37 @@ class Schema:
         return {column.name: int(k) for column, k in zip(self.columns, at, strict=False)}
 
     def encode(
-        self, frame: pl.DataFrame, where: str, *, first_row: int = 1, strangers: bool = False
+        self, frame: pl.DataFrame | np.ndarray, where: str, *, first_row: int = 1, fitting: bool = False
     ) -> np.ndarray:
-        """The rows of a frame as numbers, float32, rows × features.
+        """The rows of a frame as numbers, float32, rows × features; or those of an array of number columns.
 
-        `where` is what an error calls the frame, and `first_row` the number of its first row. `strangers`
-        allows categories that the schema does not know: such a row gets none of its column's features.
+        `where` is what an error calls the frame, and `first_row` the number of its first row. While a schema
+        is `fitting`, numbers to impute stay NaN, and a category that it does not know gets no feature.
         """
-        self.require(frame.columns, where)
         place = Place(where, first_row)
+        if isinstance(frame, np.ndarray):
+            return self._standardised(self._flat(frame, where), place, fitting)
+        self.require(frame.columns, where)
         block = np.empty((frame.height, len(self.numbers)))
         for k, column in enumerate(self.numbers):
-            block[:, k] = _as_numbers(frame[column.name], place)
+            block[:, k] = as_numbers(frame[column.name], place)
         out = np.zeros((frame.height, self.features), np.float32)
-        out[:, [self.starts[column.name] for column in self.numbers]] = self.standardised(block, place)
+        out[:, [self.starts[column.name] for column in self.numbers]] = self._standardised(
+            block, place, fitting
+        )
         for column in self.columns:
             if column.kind == "category":
-                code = self._codes(column, frame[column.name], place, strangers)
+                code = self._codes(column, frame[column.name], place, fitting)
                 known = np.flatnonzero(code >= 0)
                 out[known, self.starts[column.name] + code[known]] = 1
         return out
+
+    def _flat(self, rows: np.ndarray, where: str) -> np.ndarray:
+        """Rows or images as rows of numbers, once they are known to have all columns."""
+        width = int(np.prod(rows.shape[1:]))
+        if width != self.features:
+            raise InputError(f"The rows of {where} have {width} numbers, and should have {self.features}.")
+        return rows.reshape(len(rows), width)
 
     def require(self, names: Sequence[str], where: str) -> None:
         """Raises an error if a column of features is not among `names`."""
@@ -122,7 +133,7 @@ class Schema:
                 f"{where} has no column {listed(lacking)}; its columns are {listed(names, quote=False)}."
             )
 
-    def standardised(self, block: np.ndarray, place: Place) -> np.ndarray:
+    def _standardised(self, block: np.ndarray, place: Place, fitting: bool) -> np.ndarray:
         """A block of the number columns' values, NaN where one is missing, as (value − mean)/scale."""
         mean, scale = (np.array([getattr(c, name) for c in self.numbers]) for name in ("mean", "scale"))
         with np.errstate(over="ignore", invalid="ignore"):
@@ -138,49 +149,58 @@ class Schema:
                     f"Column '{self.numbers[column].name}' of {place.at(int(row))} is {block[row, column]}, "
                     "which no model can use; correct it, or leave it empty and give --impute mean."
                 )
-            z[missing] = 0
+            z[missing] = np.nan if fitting else 0
         return z
 
-    def _codes(self, column: Column, series: pl.Series, place: Place, strangers: bool) -> np.ndarray:
+    def _codes(self, column: Column, series: pl.Series, place: Place, fitting: bool) -> np.ndarray:
         """Which category each value is; −1 for none."""
         if not (is_category(series.dtype) or series.dtype.is_integer() or series.dtype == pl.Null):
             raise InputError(
                 f"Column '{column.name}' of {place.where} holds {in_words(series.dtype)}, and should hold "
                 f"categories such as {listed(column.categories)}."
             )
-        text = series.cast(pl.String)
-        if text.null_count():
-            if not self.impute:
-                raise place.missing(column.name, int(text.is_null().arg_max() or 0))
-            text = text.fill_null(MISSING)
-        code = text.cast(pl.Enum(column.categories), strict=False).to_physical()
-        if code.null_count() and not strangers:
-            unknown = code.is_null() & (text != MISSING) if self.impute else code.is_null()
-            if unknown.any():
-                row = int(unknown.arg_max() or 0)
-                raise InputError(
-                    f"Column '{column.name}' of {place.at(row)} is '{text[row]}', a category that the "
-                    f"training rows do not have; they have {listed(column.categories)}."
-                )
-        return code.cast(pl.Int64).fill_null(-1).to_numpy()
+        own = coded(series)
+        if (own.code < 0).any() and not self.impute:
+            raise place.missing(column.name, first(own.code < 0))
+        # The truth of a table that had its types is true, and may have been True in one that was text.
+        fold = str.lower if series.dtype == pl.Boolean else str
+        known = {fold(name): k for k, name in enumerate(column.categories)}
+        code = own.mapped([known.get(name, -1) for name in own.names], missing=known.get(MISSING, -1))
+        if not fitting and (unknown := (code < 0) & (own.code >= 0)).any():
+            row = first(unknown)
+            raise InputError(
+                f"Column '{column.name}' of {place.at(row)} is '{own.names[own.code[row]]}', a category that "
+                f"the training rows do not have; they have {listed(column.categories)}."
+            )
+        return code
 
     def encode_label(self, series: pl.Series, where: str, *, first_row: int = 1) -> np.ndarray:
         """The labels as classes 0, 1, ... (int32), or standardised numbers (float32)."""
         place = Place(where, first_row)
-        if series.null_count():
-            raise place.missing(self.label, int(series.is_null().arg_max() or 0))
-        if self.task == "regression":
-            y = (_as_numbers(series, place) - self.label_mean) / self.label_scale
-            return y.astype(np.float32)
-        text = as_text(series, numeric=all(map(is_number, self.labels)))
-        code = text.cast(pl.Enum(self.labels), strict=False).to_physical()
-        if code.null_count():
-            row = int(code.is_null().arg_max() or 0)
+        numeric = all(map(is_number, self.labels))
+        if self.task == "regression" or (numeric and series.dtype.is_numeric()):
+            value = as_numbers(series, place)
+            unknown = np.isnan(value)
+            if not unknown.any() and self.task == "regression":
+                return ((value - self.label_mean) / self.label_scale).astype(np.float32)
+            classes = np.array(self.labels, np.float64)
+            code = np.minimum(np.searchsorted(classes, value), len(classes) - 1).astype(np.int32)
+            code[classes[code] != value] = -1
+        else:
+            own = coded(series)
+            unknown = own.code < 0
+            known = {name: k for k, name in enumerate(self.labels)}
+            names = [shortest(n) if numeric and is_number(n) else n for n in own.names]
+            code = own.mapped([known.get(name, -1) for name in names])
+        if unknown.any():
+            raise place.missing(self.label, first(unknown))
+        if (code < 0).any():
+            row = first(code < 0)
             raise InputError(
                 f"The label '{self.label}' of {place.at(row)} is '{series[row]}', which no training row has; "
                 f"they have {listed(self.labels)}."
             )
-        return code.cast(pl.Int32).to_numpy()
+        return code
 
     def to_json(self) -> dict[str, Any]:
         """This schema as JSON values."""
@@ -217,62 +237,41 @@ class Place(NamedTuple):
         )
 
 
-class Sums(NamedTuple):
-    """What clients tell about the training rows of number columns: a row a client, a column a column."""
+class Coded(NamedTuple):
+    """Texts as numbers."""
 
-    values: np.ndarray
-    """How many values are there."""
-    total: np.ndarray
-    squares: np.ndarray
-    """Sums of the values' squares."""
+    code: np.ndarray
+    """Which of the names each value is, int32; −1 where one is missing."""
+    names: tuple[str, ...]
+    """The distinct texts, sorted."""
+
+    def mapped(self, to: Sequence[int], missing: int = -1) -> np.ndarray:
+        """`to` of each value's code, int32; `missing` where there is none."""
+        return np.array([*to, missing], np.int32)[self.code]
 
 
-def sums_of_clients(x: np.ndarray, start: np.ndarray, count: np.ndarray) -> Sums:
-    """The sums over rows start[i] ... start[i] + count[i] − 1 of x, for each client i; NaN is a missing one.
+def coded(series: pl.Series) -> Coded:
+    """The values as texts without blanks around them; a text of nothing but blanks is missing.
 
-    >>> sums = sums_of_clients(np.array([[1.0], [3.0], [np.nan], [5.0]]), np.array([0, 2]), np.array([2, 2]))
-    >>> sums.values.tolist(), sums.total.tolist(), sums.squares.tolist()
-    ([[2.0], [1.0]], [[4.0], [5.0]], [[10.0], [25.0]])
+    >>> coded(pl.Series(["b", None, " a", "a"]))
+    Coded(code=array([ 1, -1,  0,  0], dtype=int32), names=('a', 'b'))
     """
-    # Sums between neighbouring edges: the rows of a client, then those up to the next one's, and so on.
-    edges = np.stack([start, start + count], axis=1).ravel()
-
-    def sums(values: np.ndarray) -> np.ndarray:
-        padded = np.concatenate([values, np.zeros_like(values[:1])])
-        return np.add.reduceat(padded, edges, axis=0)[::2] * (count > 0)[:, None]
-
-    there = ~np.isnan(x)
-    known = np.where(there, x, 0).astype(np.float64)
-    return Sums(sums(there.astype(np.float64)), sums(known), sums(known**2))
-
-
-def combine(sums: Sequence[Sums]) -> tuple[np.ndarray, np.ndarray]:
-    """The mean and the standard deviation of each column, from all clients' sums; 0 and 1 where no client has
-    a value, and a standard deviation of 1 where all values are equal.
-
-    >>> combine([Sums(np.array([[2.0], [1.0]]), np.array([[4.0], [5.0]]), np.array([[10.0], [25.0]]))])
-    (array([3.]), array([1.63299316]))
-    """
-    count, total, squares = (sum(part.sum(axis=0) for part in parts) for parts in zip(*sums, strict=True))
-    mean = total / np.maximum(count, 1)
-    spread = squares / np.maximum(count, 1) - mean**2
-    # What is left of a constant's squares is rounding.
-    varies = spread > 1e-12 * np.maximum(squares / np.maximum(count, 1), 1e-300)
-    return mean, np.where(varies, np.sqrt(np.where(varies, spread, 1)), 1.0)
+    kept = series if series.dtype == pl.Categorical else series.cast(pl.String).cast(pl.Categorical)
+    distinct = kept.drop_nulls().unique()
+    texts = distinct.cast(pl.String).str.strip_chars().to_list()
+    if series.dtype.is_float():
+        texts = [shortest(text) if is_number(text) else "" for text in texts]
+    names = tuple(sorted({text for text in texts if text}))
+    place = {name: k for k, name in enumerate(names)}
+    physical = distinct.to_physical().to_numpy()
+    table = np.full(int(physical.max(initial=0)) + 2, -1, np.int32)
+    table[physical] = [place.get(text, -1) for text in texts]
+    return Coded(table[kept.to_physical().fill_null(len(table) - 1).to_numpy()], names)
 
 
-def as_text(series: pl.Series, *, numeric: bool) -> pl.Series:
-    """The values as text; as the shortest text of their numbers, if they are to be compared as numbers.
-
-    >>> as_text(pl.Series(["1.0", "01", "2.50"]), numeric=True).to_list()
-    ['1', '1', '2.5']
-    """
-    text = series.cast(pl.String)
-    if not numeric:
-        return text
-    distinct = text.drop_nulls().unique()
-    shown = pl.Series([shortest(t) if is_number(t) else t for t in distinct], dtype=pl.String)
-    return text.replace_strict(distinct, shown, default=None)
+def first(mask: np.ndarray) -> int:
+    """The first place where something holds."""
+    return int(np.argmax(mask))
 
 
 def is_number(text: str) -> bool:
@@ -299,13 +298,14 @@ def shortest(number: str) -> str:
     return str(int(value)) if value.is_integer() else repr(value)
 
 
-def _as_numbers(series: pl.Series, place: Place) -> np.ndarray:
+def as_numbers(series: pl.Series, place: Place) -> np.ndarray:
     """The values as float64, NaN where one is missing."""
     dtype = series.dtype
     if dtype == pl.String:
-        number = series.str.strip_chars().replace("", None).cast(pl.Float64, strict=False)
-        if (wrong := number.is_null() & series.is_not_null() & (series.str.strip_chars() != "")).any():
-            row = int(wrong.arg_max() or 0)
+        text = series.str.strip_chars()
+        number = text.cast(pl.Float64, strict=False)
+        if (wrong := (number.is_null() & (text != "").fill_null(False)).to_numpy()).any():
+            row = first(wrong)
             raise InputError(
                 f"Column '{series.name}' of {place.at(row)} is '{series[row]}', which is no number; correct "
                 "it, or leave it empty and train with --impute mean."

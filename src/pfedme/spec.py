@@ -8,6 +8,7 @@ hold is in its type: `Positive`, `Count`, `Literal["uniform", "samples"]`, ...
 from __future__ import annotations
 
 import ast
+import csv
 import dataclasses
 import inspect
 import itertools
@@ -154,6 +155,8 @@ def _convert(value: Any, kind: Any, name: str, owner: str) -> Any:
         if origin is tuple:
             if not isinstance(value, str):
                 return tuple(value)
+            if typing.get_args(plain)[0] is str:
+                return tuple(name.strip() for line in csv.reader([value]) for name in line)
             parts = value.split("-") if value else []
             if not all(part.isdecimal() for part in parts):
                 raise ValueError
@@ -186,12 +189,17 @@ def _check(value: Any, kind: Any, name: str, owner: str) -> None:
             raise InputError(f"{name} of {owner} must be {_in_words(plain)}, not {value}.")
         if bound is not None and (wrong := bound.violated_by(value)):
             raise InputError(f"{name} of {owner} {wrong}, not {value}.")
-    if isinstance(value, tuple) and not all(isinstance(part, int) and part >= 1 for part in value):
+    if origin is tuple and typing.get_args(plain)[0] is str:
+        if not all(isinstance(part, str) and part for part in value):
+            raise InputError(f"{name} of {owner} must be {_in_words(plain)}.")
+    elif isinstance(value, tuple) and not all(isinstance(part, int) and part >= 1 for part in value):
         raise InputError(f"{name} of {owner} must be {_in_words(plain)}, each at least 1.")
 
 
 def _in_words(plain: Any) -> str:
     if typing.get_origin(plain) is tuple:
+        if typing.get_args(plain)[0] is str:
+            return "names joined by commas"
         return "whole numbers joined by '-', such as 100-50"
     words = {int: "a whole number", float: "a finite number", bool: "true or false"}
     return words.get(plain, "a text")

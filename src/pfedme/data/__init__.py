@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Protocol
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
 
 from pfedme.data.mnist import Mnist
+from pfedme.data.reading import is_table
 from pfedme.data.synthetic import Synthetic
+from pfedme.data.table import OPTIONS, Table
+from pfedme.errors import InputError, unknown
 from pfedme.federation import Federation
-from pfedme.spec import parse
+from pfedme.spec import build, parse
 
 
 class Source(Protocol):
@@ -20,9 +25,30 @@ class Source(Protocol):
         ...
 
 
-DATA: dict[str, type[Source]] = {cls.name: cls for cls in (Synthetic, Mnist)}
+BUILT_IN: dict[str, type[Source]] = {cls.name: cls for cls in (Synthetic, Mnist)}
+DATA: dict[str, type[Source]] = {**BUILT_IN, Table.name: Table}
 
 
-def parse_data(text: str) -> Source:
-    """The source that `synthetic`, `mnist:partition=dirichlet,alpha=0.3`, ... describes."""
-    return parse(text, DATA, "data")
+def parse_data(text: str, options: Mapping[str, Any] | None = None) -> Source:
+    """The source that `synthetic`, `mnist:partition=dirichlet,alpha=0.3`, ... or a table's path describes.
+
+    `options` are fields of `Table`, as texts, and of no use to other sources.
+    """
+    given = {name: value for name, value in (options or {}).items() if value is not None}
+    name = text.partition(":")[0]
+    if name not in BUILT_IN and text and (is_table(Path(text)) or Path(text).exists()):
+        places = {field: str(Path(given[field]).absolute()) for field in ("test",) if field in given}
+        return build(Table, {**given, **places, "path": str(Path(text).absolute())}, "the table").pinned()
+    if name in BUILT_IN and given:
+        raise InputError(
+            f"{OPTIONS[next(iter(given))]} is for tables of your own, and --data {name} is built in; leave it "
+            "out."
+        )
+    if name not in BUILT_IN:
+        raise unknown("data", name, [*BUILT_IN, "or the path of a table"])
+    return parse(text, BUILT_IN, "data")
+
+
+def pinned(source: Source) -> Source:
+    """The source, with the fingerprint of its files if it reads any of the user's own."""
+    return source.pinned() if isinstance(source, Table) else source

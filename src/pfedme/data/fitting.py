@@ -1,0 +1,219 @@
+"""From what clients tell about their training rows to the columns of a schema."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import polars as pl
+
+from pfedme.data.layout import Layout
+from pfedme.data.rows import Rows
+from pfedme.errors import InputError
+from pfedme.schema import MISSING, Coded, Column, Kind, Schema, Task, coded, first, shortest
+
+MOST_CATEGORIES = 1_000
+"""Of a column, and classes of a label."""
+MOST_CLASSES = 20
+"""Distinct values above which a label of numbers with fractions is taken for a quantity."""
+NEARLY_ALL = 0.9
+"""The share of numbers from which on a text among them is taken for a mistake."""
+BLOCK = 2**22
+"""Numbers that are summed up at once."""
+DATES = r"^\d{4}-\d{1,2}-\d{1,2}|^\d{1,2}[./]\d{1,2}[./]\d{2,4}"
+
+
+class Sums(NamedTuple):
+    """What clients tell about the training rows of number columns: a row a client, a column a column."""
+
+    values: np.ndarray
+    """How many values are there."""
+    total: np.ndarray
+    squares: np.ndarray
+    """Sums of the values' squares."""
+
+
+def sums_of_clients(x: np.ndarray, start: np.ndarray, count: np.ndarray) -> Sums:
+    """The sums over rows start[i] ... start[i] + count[i] − 1 of x, for each client i; NaN is a missing one.
+
+    >>> sums = sums_of_clients(np.array([[1.0], [3.0], [np.nan], [5.0]]), np.array([0, 2]), np.array([2, 2]))
+    >>> sums.values.tolist(), sums.total.tolist(), sums.squares.tolist()
+    ([[2.0], [1.0]], [[4.0], [5.0]], [[10.0], [25.0]])
+    """
+    # Sums between neighbouring edges: the rows of a client, then those up to the next one's, and so on.
+    edges = np.stack([start, start + count], axis=1).ravel()
+
+    def sums(values: np.ndarray) -> np.ndarray:
+        padded = np.concatenate([values, np.zeros_like(values[:1])])
+        return np.add.reduceat(padded, edges, axis=0)[::2] * (count > 0)[:, None]
+
+    there = ~np.isnan(x)
+    known = np.where(there, x, 0).astype(np.float64)
+    return Sums(sums(there.astype(np.float64)), sums(known), sums(known**2))
+
+
+def told_by_clients(x: np.ndarray, start: np.ndarray, count: np.ndarray) -> Iterator[Sums]:
+    """`sums_of_clients` in pieces, so that little memory is needed: a client may tell its sums in parts."""
+    step = max(1, BLOCK // max(1, x.shape[1]))
+    for low in range(0, len(x), step):
+        high = min(low + step, len(x))
+        some = slice(max(0, np.searchsorted(start, low, "right") - 1), np.searchsorted(start, high))
+        begin, end = (np.clip(edge[some], low, high) - low for edge in (start, start + count))
+        yield sums_of_clients(x[low:high], begin, end - begin)
+
+
+def combine(sums: Iterable[Sums]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """How many values each column has, their mean and their standard deviation, from all clients' sums; a
+    column of equal values gets a standard deviation of 1.
+
+    >>> count, mean, scale = combine([Sums(np.array([[3]]), np.array([[9]]), np.array([[35]]))])
+    >>> count, mean, scale**2
+    (array([3]), array([3.]), array([2.66666667]))
+    """
+    each = (np.stack([told.sum(axis=0) for told in part]) for part in sums)
+    count, total, squares = functools.reduce(np.add, each)
+    mean, square = total / np.maximum(count, 1), squares / np.maximum(count, 1)
+    spread = square - mean**2
+    # What is left of a constant's squares is rounding.
+    varies = spread > 1e-12 * square
+    return count, mean, np.where(varies, np.sqrt(np.where(varies, spread, 1)), 1.0)
+
+
+def sets_of_clients(code: np.ndarray, owner: np.ndarray, clients: int, categories: int) -> np.ndarray:
+    """Whether each client (row) has each category (column) in its training rows."""
+    seen = np.zeros((clients, categories), bool)
+    seen[owner[code >= 0], code[code >= 0]] = True
+    return seen
+
+
+def kind_of_text(rows: Rows, name: str) -> Kind:
+    """Whether a column that was read as text holds numbers after all, or categories."""
+    column = rows.texts[name]
+    count = np.bincount(column.code + 1, minlength=len(column.names) + 1)[1:]
+    drop = f"leave the column out with --drop {shlex.quote(name)}"
+    if not count.sum():
+        raise InputError(f"Column '{name}' of {rows.where} is empty; {drop}.")
+    texts = pl.Series(column.names, dtype=pl.String)
+    if _are_numbers(texts).all():
+        return "number"
+    if (row := misfit(column)) is not None:
+        raise InputError(
+            f"Column '{name}' of {rows.at(row)} is '{column.names[column.code[row]]}', and nearly all others "
+            f"are numbers; write it as a number, leave it empty and give --impute mean, or {drop}."
+        )
+    dates = texts.str.contains(DATES).to_numpy()
+    if count[dates].sum() >= NEARLY_ALL * count.sum():
+        raise InputError(
+            f"Column '{name}' of {rows.where} holds dates such as '{column.names[first(dates)]}'; make "
+            f"numbers of them, such as days, or {drop}."
+        )
+    if len(column.names) > MOST_CATEGORIES:
+        raise InputError(
+            f"Column '{name}' of {rows.where} has {len(column.names):,} different texts, and categories may "
+            f"have {MOST_CATEGORIES:,}; {drop}."
+        )
+    return "category"
+
+
+def misfit(column: Coded) -> int | None:
+    """The first row whose text is no number, if nearly all others are, but perhaps for commas in them."""
+    texts = pl.Series(column.names, dtype=pl.String)
+    number = _are_numbers(texts)
+    nearly = number | _are_numbers(texts.str.replace_all(",", "", literal=True))
+    count = np.bincount(column.code + 1, minlength=len(texts) + 1)[1:]
+    if number.all() or count[nearly].sum() < NEARLY_ALL * count.sum():
+        return None
+    return first(~np.append(number, True)[column.code])
+
+
+def _are_numbers(texts: pl.Series) -> np.ndarray:
+    return texts.cast(pl.Float64, strict=False).is_not_null().to_numpy()
+
+
+def understand_label(rows: Rows, wanted: Task | None) -> tuple[Task, tuple[str, ...]]:
+    """The task, and the classes of a classification."""
+    name, numeric = rows.label.name, rows.label.dtype.is_numeric()
+    if numeric:
+        value = rows.label.to_numpy()
+        if not (finite := np.isfinite(value)).all():
+            row = first(~finite)
+            raise InputError(f"The label '{name}' of {rows.at(row)} is {value[row]}; correct it.")
+        distinct = [shortest(str(v)) for v in np.unique(value)[: MOST_CATEGORIES + 1]]
+    else:
+        texts = coded(rows.label)
+        distinct = list(texts.names)
+        wrong = ~_are_numbers(pl.Series(distinct, dtype=pl.String))
+        row = first(wrong[texts.code]) if wanted == "regression" else misfit(texts) if not wanted else None
+        if row is not None:
+            raise InputError(
+                f"The label '{name}' of {rows.at(row)} is '{distinct[texts.code[row]]}', which is no number; "
+                "correct it, or give --task classification."
+            )
+    if len(distinct) == 1:
+        raise InputError(
+            f"Every row of {rows.where} has '{name}' = {distinct[0]}; there is nothing to learn."
+        )
+    quantity = numeric and not rows.whole and len(distinct) > MOST_CLASSES
+    if wanted == "regression" or (wanted is None and quantity):
+        return "regression", ()
+    if len(distinct) > MOST_CATEGORIES:
+        cure = "give --task regression if it is a quantity" if numeric else "choose another --label"
+        raise InputError(
+            f"The label '{name}' of {rows.where} has more than {MOST_CATEGORIES:,} different values, too "
+            f"many for classes; {cure}."
+        )
+    return "classification", tuple(distinct)
+
+
+def fit(tables: Sequence[Rows], layout: Layout, schema: Schema) -> tuple[np.ndarray, Schema]:
+    """All features in their places, and the schema with its columns, made from training rows."""
+    rows = tables[0]
+    kinds: dict[str, Kind] = {name: kind_of_text(rows, name) for name in rows.texts}
+    numbers = [*rows.numbers, *(name for name, kind in kinds.items() if kind == "number")]
+    categories = [_category(rows, name, layout, schema) for name, kind in kinds.items() if kind == "category"]
+    # Numbers are stored from where the first rows are, lest float32 lose what makes them different.
+    near = rows.near(numbers)
+    shifted = [Column(name, "number", mean) for name, mean in zip(numbers, near, strict=True)]
+    x = layout.filled(tables, dataclasses.replace(schema, columns=(*shifted, *categories)), fitting=True)
+    count, mean, scale = combine(told_by_clients(x[:, : len(numbers)], layout.start, layout.n_train))
+    if len(empty := np.flatnonzero(count == 0)):
+        name = numbers[empty[0]]
+        raise InputError(
+            f"Column '{name}' of {rows.where} has no value in any training row; leave it out with --drop "
+            f"{shlex.quote(name)}."
+        )
+    step = max(1, BLOCK // x.shape[1])
+    for at in range(0, len(x), step):
+        block = x[at : at + step, : len(numbers)]
+        block[:] = np.nan_to_num((block - mean) / scale, nan=0.0)
+    own = zip(numbers, near + mean, scale, strict=True)
+    columns = [Column(name, "number", float(m), float(s)) for name, m, s in own]
+    return x, dataclasses.replace(schema, columns=(*columns, *categories))
+
+
+def fit_label(rows: Rows, layout: Layout, schema: Schema) -> Schema:
+    """The schema with the mean and the scale of a regression's labels in training rows."""
+    if schema.task == "classification":
+        return schema
+    owner = rows.client.code[layout.in_train]
+    order = np.argsort(owner, kind="stable")
+    y = rows.label.to_numpy()[layout.in_train][order][:, None]
+    near = float(y[0, 0])
+    start = np.cumsum(layout.n_train) - layout.n_train
+    _, mean, scale = combine(told_by_clients(y - near, start, layout.n_train))
+    return dataclasses.replace(schema, label_mean=near + float(mean[0]), label_scale=float(scale[0]))
+
+
+def _category(rows: Rows, name: str, layout: Layout, schema: Schema) -> Column:
+    """A column of categories, with those that some client has in its training rows."""
+    text = rows.texts[name]
+    code, owner = (values[layout.in_train] for values in (text.code, rows.client.code))
+    seen = sets_of_clients(code, owner, len(rows.client.names), len(text.names)).any(axis=0)
+    names = {text.names[k] for k in np.flatnonzero(seen)}
+    if schema.impute and (code < 0).any():
+        names.add(MISSING)
+    return Column(name, "category", categories=tuple(sorted(names)))

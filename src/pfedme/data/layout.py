@@ -1,0 +1,129 @@
+"""Which rows of a table a client trains on, and the place that every row has in the store."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Sequence
+
+import numpy as np
+
+from pfedme.data.rows import Rows
+from pfedme.errors import InputError
+from pfedme.federation import aligned
+from pfedme.hashing import draws, ids_of_names
+from pfedme.schema import MissingValues, Schema, first
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """Which place in the store each row of one or two tables has."""
+
+    ids: np.ndarray
+    n_train: np.ndarray
+    n_test: np.ndarray
+    places: list[np.ndarray]
+    """Of the rows of the table, and of that of test rows if there is one."""
+    in_train: np.ndarray
+    """Which rows of the table are to be trained on."""
+
+    @property
+    def start(self) -> np.ndarray:
+        """Where each client's rows begin."""
+        count = self.n_train + self.n_test
+        return np.cumsum(count) - count
+
+    def labels(self, tables: Sequence[Rows], schema: Schema) -> np.ndarray:
+        """All labels, in their places."""
+        y = np.empty(sum(map(len, self.places)), np.float32 if schema.task == "regression" else np.int32)
+        for rows, place in zip(tables, self.places, strict=True):
+            y[place] = rows.labels(schema)
+        return y
+
+    def filled(self, tables: Sequence[Rows], schema: Schema, *, fitting: bool = False) -> np.ndarray:
+        """All features, in their places."""
+        height = sum(map(len, self.places))
+        _refuse_too_large(tables[0], height, schema)
+        x = aligned((height, schema.features), np.float32)
+        numbers = [column.name for column in schema.numbers]
+        categories = [column.name for column in schema.columns if column.kind == "category"]
+        for rows, place in zip(tables, self.places, strict=True):
+            try:
+                for start, where, first_row, content in rows.pieces(numbers, categories):
+                    own = place[start : start + len(content)]
+                    x[own] = schema.encode(content, where, first_row=first_row, fitting=fitting)
+            except MissingValues:
+                raise rows.missing([column.name for column in schema.columns]) from None
+        return x
+
+
+def lay_out(tables: Sequence[Rows], schema: Schema, train: float, seed: int) -> Layout:
+    """The layout of a table whose rows are split, or of one with a table of test rows beside it.
+
+    Rows are split at random; in a classification each class by its share, as far as that is possible.
+    """
+    rows = tables[0]
+    names, owner = rows.client.names, rows.client.code
+    ids = ids_of_names(names)
+    rank = arrange(owner, ids, None if schema.task == "regression" else rows.labels(schema), seed)
+    count = np.bincount(owner, minlength=len(names))
+    if len(tables) == 1:
+        n_train = np.minimum(np.maximum(np.floor(train * count).astype(np.int64), 1), count)
+        start = np.cumsum(count) - count
+        return Layout(ids, n_train, count - n_train, [start[owner] + rank], rank < n_train[owner])
+    held = tables[1]
+    known = {name: k for k, name in enumerate(names)}
+    theirs = held.client.mapped([known.get(name, -1) for name in held.client.names])
+    if (stranger := theirs < 0).any():
+        row = first(stranger)
+        raise InputError(
+            f"The client of {held.at(row)} is '{held.client.names[held.client.code[row]]}', which has no "
+            f"training rows in {rows.where}; leave its test rows out."
+        )
+    n_test = np.bincount(theirs, minlength=len(names))
+    start = np.cumsum(count + n_test) - count - n_test
+    behind = start[theirs] + count[theirs] + arrange(theirs, ids, None, seed)
+    return Layout(ids, count, n_test, [start[owner] + rank, behind], np.ones(len(owner), bool))
+
+
+def arrange(owner: np.ndarray, ids: np.ndarray, strata: np.ndarray | None, seed: int) -> np.ndarray:
+    """The place of each row among its client's: at random, each stratum spread evenly over all places.
+
+    So the first part of a client's rows, and every other run of them, has each stratum in its due share, as
+    far as that is possible. A client's arrangement does not depend on other clients.
+    """
+    count = np.bincount(owner, minlength=len(ids))
+    # NumPy sorts 16-bit numbers in linear time.
+    key = owner.astype(np.uint16) if len(ids) <= 2**16 else owner
+    order = np.argsort(key, kind="stable")
+    start = np.cumsum(count) - count
+    place = np.arange(len(owner)) - np.repeat(start, count)
+    random = draws(seed, np.repeat(ids, count), place)
+    low, middle, high = ((random >> np.uint64(s)).astype(np.uint16) for s in (0, 16, 32))
+    key = key[order]
+    if strata is None:
+        order = order[np.lexsort((low, middle, key))]
+    else:
+        own = strata[order].astype(np.uint16)
+        shuffled = np.lexsort((low, middle, own, key))
+        change = (np.diff(key[shuffled]) != 0) | (np.diff(own[shuffled]) != 0)
+        edges = np.concatenate([[0], np.flatnonzero(change) + 1, [len(owner)]])
+        size = np.repeat(np.diff(edges), np.diff(edges))
+        rank = np.arange(len(owner)) - np.repeat(edges[:-1], np.diff(edges))
+        # Row k of the n of a stratum belongs at (k + 1/2)/n of the way.
+        share = ((rank + 0.5) / size * 2**16).astype(np.uint16)
+        order = order[shuffled[np.lexsort((high[shuffled], share, key[shuffled]))]]
+    out = np.empty_like(place)
+    out[order] = place
+    return out
+
+
+def _refuse_too_large(rows: Rows, height: int, schema: Schema) -> None:
+    """Raises an error if the numbers do not fit into the machine's memory."""
+    needed = 4 * height * schema.features
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > there:
+        raise InputError(
+            f"{height:,} rows of {schema.features:,} numbers need {needed / 2**30:.0f} GiB, and this machine "
+            f"has {there / 2**30:.0f}; leave columns out with --drop, those with many categories first."
+        )

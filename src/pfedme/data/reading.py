@@ -1,0 +1,170 @@
+"""Files of tables, opened with their columns known and their rows still to be read, all or in pieces."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+
+from pfedme.errors import InputError
+
+SUFFIXES = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".parquet", ".npz")
+"""How the names of tables end."""
+PIECE = 2**22
+"""Numbers in a piece, about."""
+
+HEAD = 1_000
+"""The first rows."""
+
+Types = dict[str, pl.DataType]
+"""Columns and what they hold, or what they are to be read as."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A file of a table."""
+
+    path: Path
+    types: Types
+    """Its columns, in order."""
+    frame: Callable[[Types], pl.DataFrame]
+    """Some of the columns, read as the types that are given."""
+    pieces: Callable[[Types], Iterator[pl.DataFrame | np.ndarray]]
+    """The same, a group of rows after the other."""
+    head: Callable[[Types], pl.DataFrame | np.ndarray]
+    """The same, of the first rows alone."""
+    shape: tuple[int, ...] = ()
+    """Of the image that a row is; () if it is none."""
+
+    @property
+    def where(self) -> str:
+        """What messages call the file."""
+        return shown(self.path)
+
+    @property
+    def stem(self) -> str:
+        """The file's name without the ending that tells its format."""
+        ending = max((s for s in SUFFIXES if self.path.name.lower().endswith(s)), key=len)
+        return self.path.name[: -len(ending)]
+
+
+def lazy_part(
+    path: Path, types: Types, scan: Callable[[Types], pl.LazyFrame], explain: Callable[[str], InputError]
+) -> Part:
+    """A file that polars can scan; `explain` turns the reason of a failure into an error."""
+
+    def frame(types: Types) -> pl.DataFrame:
+        with explained(explain):
+            return scan(types).collect(engine="streaming")
+
+    def pieces(types: Types) -> Iterator[pl.DataFrame]:
+        with explained(explain):
+            yield from scan(types).collect_batches(chunk_size=rows_of_a_piece(len(types)))
+
+    def head(types: Types) -> pl.DataFrame:
+        with explained(explain):
+            return scan(types).head(HEAD).collect()
+
+    return Part(path, types, frame, pieces, head)
+
+
+@contextlib.contextmanager
+def explained(explain: Callable[[str], InputError]) -> Iterator[None]:
+    """Turns what polars says about a file that it cannot read into an error of ours."""
+    try:
+        yield
+    except (pl.exceptions.PolarsError, OSError) as error:
+        raise explain(short(str(error).strip().partition("\n")[0])) from None
+    except BaseException as error:
+        # What polars calls a panic is no Exception.
+        if type(error).__name__ != "PanicException":
+            raise
+        raise explain(short(str(error).partition("\n")[0])) from None
+
+
+def open_parts(path: Path, used: Sequence[str] | None, *, whole: bool = False) -> list[Part]:
+    """The file, or the files of a folder by name.
+
+    `used` are the columns that matter, None for all. `whole` looks at all rows of a CSV file to tell what a
+    column holds, rather than at the first.
+    """
+    return [_open(file, used, whole=whole) for file in files_of(path)]
+
+
+def files_of(path: Path) -> list[Path]:
+    """The file itself, or the tables in a folder, by name."""
+    if not path.exists():
+        raise InputError(f"There is no file {shown(path)}; give the path of a table.")
+    if not path.is_dir():
+        return [path]
+    files = sorted(f for f in path.iterdir() if f.is_file() and is_table(f) and f.name[0] != ".")
+    if not files:
+        raise InputError(f"The folder {shown(path)} holds no table; its files must end in {_endings()}.")
+    return files
+
+
+def _open(path: Path, used: Sequence[str] | None, *, whole: bool) -> Part:
+    from pfedme.data.arrays import open_arrays
+    from pfedme.data.text import open_text
+
+    try:
+        with open(path, "rb") as file:
+            file.read(1)
+    except OSError as error:
+        raise InputError(f"{shown(path)} cannot be read: {error.strerror}.") from None
+    if not is_table(path):
+        raise InputError(f"{shown(path)} is of no known format; the name of a table ends in {_endings()}.")
+    if path.suffix.lower() == ".npz":
+        return open_arrays(path)
+    return open_parquet(path) if path.suffix.lower() == ".parquet" else open_text(path, used, whole=whole)
+
+
+def open_parquet(path: Path) -> Part:
+    """A Parquet file."""
+
+    def explain(reason: str) -> InputError:
+        return InputError(f"{shown(path)} is not a whole Parquet file ({reason}); copy or write it again.")
+
+    def scan(types: Types) -> pl.LazyFrame:
+        return pl.scan_parquet(path, glob=False).select(read_as(name, types[name]) for name in types)
+
+    with explained(explain):
+        types = dict(pl.scan_parquet(path, glob=False).collect_schema())
+    return lazy_part(path, types, scan, explain)
+
+
+def read_as(name: str, kind: pl.DataType) -> pl.Expr:
+    """A column, converted."""
+    column = pl.col(name)
+    return column.cast(pl.String).cast(kind) if kind == pl.Categorical else column.cast(kind)
+
+
+def is_table(path: Path) -> bool:
+    """Whether the name is that of a file that can be read here."""
+    return path.name.lower().endswith(SUFFIXES)
+
+
+def shown(path: Path) -> str:
+    """A path as messages call it: from the working folder, if it is below it."""
+    with contextlib.suppress(ValueError, OSError):
+        return str(path.relative_to(Path.cwd()))
+    return str(path)
+
+
+def rows_of_a_piece(width: int) -> int:
+    """How many rows of so many numbers are read at once."""
+    return max(1, min(2**17, PIECE // max(1, width)))
+
+
+def short(text: str) -> str:
+    """A text in one line that is not too long for a message."""
+    text = " ".join(text.split())
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _endings() -> str:
+    return f"{', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"

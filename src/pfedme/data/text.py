@@ -1,0 +1,174 @@
+"""Tables as text: CSV and TSV, plain or compressed by gzip, with a header."""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import csv
+import gzip
+import io
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import polars as pl
+
+from pfedme.data.reading import Part, Types, explained, lazy_part, short, shown
+from pfedme.errors import InputError
+from pfedme.schema import is_number
+
+SEPARATORS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
+NULLS = ["", "NA", "N/A", "n/a", "NaN", "nan", "null", "NULL", "<NA>", "#N/A"]
+"""What counts as a missing value."""
+SAMPLE = 10_000
+"""Rows by which it is told at first what a column holds."""
+
+
+class Late(Exception):
+    """A column turned out to hold something else than its first rows."""
+
+
+def open_text(path: Path, used: Sequence[str] | None, *, whole: bool = False) -> Part:
+    """A CSV or TSV file; see `open_parts`."""
+    separator, names = _header(path)
+    names = _checked(names, used, shown(path))
+
+    def explain(reason: str) -> InputError:
+        if "could not parse" in reason and "dtype `str`" not in reason and not whole:
+            raise Late
+        return _explained(path, separator, len(names), reason)
+
+    def scan(types: Types) -> pl.LazyFrame:
+        every = {name: types.get(name, pl.String()) for name in names}
+        table = pl.scan_csv(path, separator=separator, glob=False, null_values=NULLS, schema=every)
+        return table.select(list(types))
+
+    with explained(explain):
+        table = pl.scan_csv(
+            path, separator=separator, glob=False, null_values=NULLS, new_columns=names,
+            infer_schema_length=None if whole else SAMPLE,
+        )  # fmt: skip
+        types = dict(table.collect_schema())
+    return lazy_part(path, types, scan, explain)
+
+
+def _header(path: Path) -> tuple[str, list[str]]:
+    """The separator and the columns' names."""
+    where = shown(path)
+    first, second = _first_records(path)
+    tabs = path.name.lower().removesuffix(".gz").endswith(".tsv")
+    found = {s: _fields(first, s) for s in ("\t" if tabs else SEPARATORS)}
+    # The separator by which the line below has as many fields as the header; among those, the busiest.
+    separator = max(found, key=lambda s: (len(found[s]) == len(_fields(second, s)) > 1, len(found[s])))
+    names = [name.strip() for name in found[separator]]
+    if len(names) < 2:
+        cure = "tabs, or its name end in .csv" if tabs else "commas, semicolons, tabs or |"
+        raise InputError(
+            f"{where} has one column only, '{short(first)}'; its columns must be separated by {cure}."
+        )
+    if all(map(is_number, names)):
+        raise InputError(
+            f"{where} has no header, its first line is '{short(first)}'; put the columns' names there."
+        )
+    return separator, names
+
+
+def _fields(record: str, separator: str) -> list[str]:
+    with contextlib.suppress(csv.Error):
+        return next(csv.reader(io.StringIO(record, newline=""), delimiter=separator), [])
+    return []
+
+
+def _checked(names: Sequence[str], used: Sequence[str] | None, where: str) -> list[str]:
+    """The names, once those that matter are there, and there once; the others are made different."""
+    out = []
+    for place, name in enumerate(names):
+        if not name and used is None:
+            raise InputError(
+                f"Column {place + 1} of {where} has no name, like an index that was saved with the table; "
+                "name it, or name the columns to use by --features."
+            )
+        if name and name in names[:place] and (used is None or name in used):
+            raise InputError(f"{where} has two columns '{name}'; rename one of them.")
+        out.append(name if name and name not in names[:place] else f"\0{place}")
+    return out
+
+
+def _plain(path: Path) -> gzip.GzipFile | io.BufferedReader:
+    """A file's bytes, decompressed if it is a gzip file."""
+    with open(path, "rb") as file:
+        packed = file.read(2) == b"\x1f\x8b"
+    return gzip.open(path) if packed else open(path, "rb")
+
+
+def _first_records(path: Path) -> tuple[str, str]:
+    """The header and the line below it, as they are."""
+    where = shown(path)
+    try:
+        with _plain(path) as file:
+            start = file.read(2**20)
+    except (OSError, EOFError, zlib.error) as error:
+        raise InputError(f"{where} is damaged or cut off ({short(str(error))}); copy it again.") from None
+    if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in start[:100]:
+        raise InputError(f"{where} is not UTF-8 text (perhaps UTF-16, or no text); save it as CSV in UTF-8.")
+    try:
+        text = codecs.getincrementaldecoder("utf-8-sig")().decode(start)
+    except UnicodeDecodeError:
+        raise _not_utf8(path) from None
+    if not text.strip():
+        raise InputError(f"{where} is empty; its first line must be the columns' names.")
+    if "\n" not in text and "\r" in text:
+        raise InputError(
+            f"The lines of {where} end in \\r alone, as on old Macs; save it with \\n line ends."
+        )
+    records, lines = [], iter(text.split("\n"))
+    for record in lines:
+        while record.count('"') % 2 and (more := next(lines, None)) is not None:
+            record += "\n" + more
+        records.append(record.rstrip("\r"))
+        if len(records) == 2:
+            break
+    return records[0], records[-1]
+
+
+def _explained(path: Path, separator: str, fields: int, reason: str) -> InputError:
+    """Why polars could not read a file."""
+    where = shown(path)
+    if "more fields" in reason:
+        row, found = _ragged(path, separator, fields)
+        return InputError(
+            f"Row {row} of {where} has {found} fields and the header {fields}; put quotation marks around "
+            f"a text that has a {SEPARATORS[separator]} in it."
+        )
+    if "utf-8" in reason:
+        return _not_utf8(path)
+    if "gzip" in reason or "end of file" in reason or "deflate" in reason:
+        return InputError(f"{where} is damaged or cut off ({reason}); copy it again.")
+    return InputError(f"{where} cannot be read as CSV ({reason}); is a quotation mark not closed?")
+
+
+def _not_utf8(path: Path) -> InputError:
+    """The error for a file that is not UTF-8, with the place where it is not."""
+    decoder, line, bad = codecs.getincrementaldecoder("utf-8")(), 1, "it is cut off"
+    with _plain(path) as file:
+        while block := file.read(2**20):
+            try:
+                line += decoder.decode(block).count("\n")
+            except UnicodeDecodeError as error:
+                line += error.object[: error.start].count(b"\n")
+                bad = f"byte {error.object[error.start]:#x} in line {line}"
+                break
+    return InputError(
+        f"{shown(path)} is not UTF-8 text ({bad}); save it as UTF-8, for example by "
+        "'iconv -f latin1 -t utf-8'."
+    )
+
+
+def _ragged(path: Path, separator: str, fields: int) -> tuple[int, int]:
+    """The first row with more fields than the header, and how many it has."""
+    raw = _plain(path)
+    with io.TextIOWrapper(raw, "utf-8-sig", "replace", newline="") as text, contextlib.suppress(csv.Error):
+        for row, record in enumerate(csv.reader(text, delimiter=separator)):
+            if len(record) > fields:
+                return row, len(record)
+    return 0, fields + 1

@@ -1,0 +1,193 @@
+"""How rows are spread over clients: how unlike these are, which rows are held twice, a picture of labels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from pfedme.federation import Federation
+from pfedme.hashing import hash_rows
+from pfedme.report.figures import png
+from pfedme.schema import Column, is_number
+
+TINY = 10
+"""Training rows below which little can be learnt from a client, or said about it."""
+BINS = 12
+"""Of a picture of labels that are numbers."""
+BLOCKS = " ▁▂▃▄▅▆▇█"
+MANY_CLASSES = 20
+"""From here on, classes that are numbers may be meant as a quantity."""
+
+
+def label_shares(federation: Federation) -> tuple[np.ndarray, list[str]]:
+    """The share of each class, or range of numbers, in each client's rows, and what they are called."""
+    f = federation
+    if f.classes:
+        counts = f.label_counts()
+        names = list(f.schema.labels) if f.schema else [str(k) for k in range(f.classes)]
+    else:
+        y = f.labels_in_units()
+        edges = np.linspace(np.quantile(y, 0.01), np.quantile(y, 0.99), BINS + 1)
+        place = np.clip(np.searchsorted(edges, y, "right") - 1, 0, BINS - 1)
+        owner = np.repeat(np.arange(f.clients), f.count)
+        counts = np.bincount(owner * BINS + place, minlength=f.clients * BINS).reshape(f.clients, BINS)
+        names = [f"{edge:.4g}" for edge in edges[:-1]]
+    return counts / np.maximum(counts.sum(axis=1, keepdims=True), 1), names
+
+
+def bars(shares: np.ndarray, most: float) -> str:
+    """Shares as a text of blocks, a full one for `most`.
+
+    >>> bars(np.array([0.5, 0.0, 0.25, 0.01]), 0.5)
+    '█·▄▁'
+    """
+    height = np.ceil(np.clip(shares / most, 0, 1) * (len(BLOCKS) - 1)).astype(int)
+    return "".join(BLOCKS[h] if h else "·" for h in height)
+
+
+def unlike(federation: Federation) -> dict[str, dict[str, float]]:
+    """How unlike clients are in their labels and in their features, and how unlike they would be by chance.
+
+    Of classes it is the total variation distance ½ Σ |p_i − p| between a client's shares p_i and those of all
+    rows, p: 0 if they are alike, 1 if they have nothing in common. Of numbers it is the distance between a
+    client's mean and that of all rows, in standard deviations. Both are means over clients, the second also
+    over features. By chance is what is to be expected if the same rows had been dealt out at random.
+    """
+    f = federation
+    if f.classes:
+        dealt = np.random.default_rng(0).permutation(f.y)
+        owner = np.repeat(np.arange(f.clients), f.count)
+        random = np.bincount(owner * f.classes + dealt, minlength=f.clients * f.classes)
+        labels = {
+            "distance": _total_variation(f.label_counts()),
+            "by_chance": _total_variation(random.reshape(f.clients, f.classes)),
+        }
+    else:
+        labels = _mean_distance(f, f.y[:, None])
+    return {"labels": labels, "features": _mean_distance(f, f.x.reshape(len(f.x), -1))}
+
+
+def _total_variation(counts: np.ndarray) -> float:
+    own = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    return float(0.5 * np.abs(own - counts.sum(axis=0) / counts.sum()).sum(axis=1).mean())
+
+
+def _mean_distance(federation: Federation, x: np.ndarray) -> dict[str, float]:
+    f, n = federation, len(x)
+    total = np.add.reduceat(x, f.start, axis=0, dtype=np.float64)
+    mean = total.sum(axis=0) / n
+    spread = np.sqrt(sum(_squares(x[at : at + 2**16], mean) for at in range(0, n, 2**16)) / n)
+    varies = spread > 1e-6 * np.maximum(np.abs(mean), 1e-6)
+    away = np.abs(total[:, varies] / f.count[:, None] - mean[varies]) / spread[varies]
+    # The mean of n_i of n rows, drawn at random, is about normal; the mean of |z| is √(2/π).
+    chance = np.sqrt(2 / np.pi * np.maximum(1 / f.count - 1 / n, 0)).mean()
+    return {"distance": float(away.mean()) if varies.any() else 0.0, "by_chance": float(chance)}
+
+
+def _squares(rows: np.ndarray, mean: np.ndarray) -> np.ndarray:
+    return ((rows - mean) ** 2).sum(axis=0)
+
+
+def cautions(federation: Federation) -> list[str]:
+    """What a reader should know before trusting results on these rows."""
+    f, said = federation, []
+    if f.clients == 1:
+        said.append("There is one client only, so that there is nothing to federate.")
+    if tiny := int((f.n_train < TINY).sum()):
+        said.append(f"{tiny:,} client{' has' if tiny == 1 else 's have'} fewer than {TINY} training rows.")
+    owner = np.repeat(np.arange(f.clients), f.count)
+    hashes = hash_rows(f.x, f.y)
+    order = np.argsort(hashes, kind="stable")
+    equal = hashes[order][1:] == hashes[order][:-1]
+    if equal.any():
+        group = np.concatenate([[0], np.cumsum(~equal)])
+        said += _held_twice(f, owner[order], group, (np.arange(len(owner)) - f.start[owner])[order])
+    for column in f.schema.columns if f.schema else ():
+        at = f.schema.starts[column.name] if f.schema else 0
+        own = f.x[:, at : at + column.features]
+        if column.kind == "category" and (strange := int((~own.any(axis=1)).sum())):
+            said.append(
+                f"{strange:,} test row{' has' if strange == 1 else 's have'} a '{column.name}' that no "
+                "training row has, and none of its features."
+            )
+        if column.features == 1 and not np.ptp(own):
+            said.append(f"Column '{column.name}' is the same in every row, and of no use.")
+    labels = f.schema.labels if f.schema else ()
+    if len(labels) > MANY_CLASSES and all(map(is_number, labels)):
+        said.append(f"The label has {len(labels)} classes; if it is a quantity, give --task regression.")
+    return said
+
+
+def _held_twice(f: Federation, owner: np.ndarray, group: np.ndarray, place: np.ndarray) -> list[str]:
+    """Warnings about equal rows, from each one's owner, group of equals, and place among its client's."""
+    said = []
+    groups, n = int(group[-1]) + 1, len(owner)
+    first = np.full(groups, -1, np.int64)
+    first[group[::-1]] = owner[::-1]
+    several = np.zeros(groups, bool)
+    several[group[owner != first[group]]] = True
+    if shared := int(several[group].sum()):
+        said.append(
+            f"{shared:,} rows ({shared / n:.1%}) are the same as a row of another client, features and label."
+        )
+    held = np.broadcast_to(f.n_val, f.clients)[owner]
+    testing = place >= held + f.n_train[owner]
+    training = np.zeros(groups, bool)
+    training[group[~testing]] = True
+    if seen := int((testing & training[group]).sum()):
+        share = seen / max(1, int(f.n_test.sum()))
+        said.append(
+            f"{seen:,} test rows ({share:.1%}) are the same as a training row: results on them tell nothing "
+            "about new ones."
+        )
+    return said
+
+
+def columns(federation: Federation) -> list[dict[str, Any]]:
+    """What each column of a table holds: numbers by mean, deviation and range, categories by their counts."""
+    f = federation
+    return [_column(f, column) for column in f.schema.columns] if f.schema else []
+
+
+def _column(federation: Federation, column: Column) -> dict[str, Any]:
+    assert federation.schema is not None
+    at = federation.schema.starts[column.name]
+    own = federation.x[:, at : at + column.features]
+    if column.kind == "category":
+        counts = own.sum(axis=0, dtype=np.float64).astype(int).tolist()
+        return {
+            "name": column.name,
+            "kind": "category",
+            "categories": dict(zip(column.categories, counts, strict=True)),
+        }
+    ends = [column.mean + column.scale * float(value) for value in (own.min(), own.max())]
+    # Standardised and back, a zero is only nearly one.
+    low, high = (0.0 if abs(end) < 1e-6 * column.scale else end for end in ends)
+    scale = column.scale if high > low else 0.0
+    return {"name": column.name, "kind": "number", "mean": column.mean, "std": scale, "min": low, "max": high}
+
+
+def labels_figure(federation: Federation) -> bytes:
+    """A PNG of each client's labels: a row a client, a column a class or a range, the darker the more."""
+    f = federation
+    shares, names = label_shares(f)
+    order = np.argsort(-(shares @ np.arange(shares.shape[1])), kind="stable")
+    height = float(np.clip(0.16 * f.clients, 2.0, 9.0))
+    figure = Figure(figsize=(5.6, height + 0.9), layout="constrained", dpi=200)
+    at = figure.subplots()
+    image = at.imshow(100 * shares[order], aspect="auto", cmap="Greys", vmin=0, interpolation="nearest")
+    what = f.schema.label if f.schema else "label"
+    at.set_xlabel(what if f.classes else f"{what}, in {BINS} ranges from the lower end", fontsize=9)
+    step = max(1, len(names) // 20)
+    at.set_xticks(
+        range(0, len(names), step), names[::step], fontsize=7, rotation=45 if step > 1 or not f.classes else 0
+    )
+    if f.clients <= 60:
+        at.set_yticks(range(f.clients), [f.name(i)[:24] for i in order], fontsize=6)
+    at.set_ylabel(f"{f.clients:,} clients, sorted by label", fontsize=9)
+    bar = figure.colorbar(image, ax=at)
+    bar.set_label("% of the client's rows", fontsize=8)
+    bar.ax.tick_params(labelsize=7)
+    return png(figure)
