@@ -70,17 +70,17 @@ def hash_rows(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def fingerprint(paths: Sequence[Path]) -> str:
-    """A name for the content of files: BLAKE2 over their names and every byte of them."""
-    total = hashlib.blake2b(digest_size=16)
+    """A name for the content of files: SHA-256 over their names and every byte of them."""
+    total = hashlib.sha256()
     for path in paths:
         stat = path.stat()
         total.update(f"{path.name}\0".encode(errors="surrogateescape"))
         total.update(_content(path, stat.st_size, stat.st_mtime_ns, stat.st_ino))
-    return total.hexdigest()
+    return total.hexdigest()[:32]
 
 
 @lru_cache(maxsize=4096)
 def _content(path: Path, _size: int, _changed: int, _inode: int) -> bytes:
     """The hash of a file's bytes, kept for as long as the file stays as it is."""
     with open(path, "rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).digest()
+        return hashlib.file_digest(file, "sha256").digest()

@@ -103,21 +103,40 @@ class Schema:
         """
         place = Place(where, first_row)
         if isinstance(frame, np.ndarray):
-            return self._standardised(self._flat(frame, where), place, fitting)
-        self.require(frame.columns, where)
-        block = np.empty((frame.height, len(self.numbers)))
-        for k, column in enumerate(self.numbers):
-            block[:, k] = as_numbers(frame[column.name], place)
-        out = np.zeros((frame.height, self.features), np.float32)
-        out[:, [self.starts[column.name] for column in self.numbers]] = self._standardised(
-            block, place, fitting
-        )
+            rows = self._flat(frame, where)
+            values = {column.name: rows[:, k] for k, column in enumerate(self.numbers)}
+        else:
+            self.require(frame.columns, where)
+            values = {column.name: as_numbers(frame[column.name], place) for column in self.numbers}
+        out = np.zeros((len(frame), self.features), np.float32)
+        with np.errstate(over="ignore", invalid="ignore"):
+            for column in self.numbers:
+                # Column by column and in float64, so that little of a large number is lost or copied.
+                away = values[column.name] - column.mean
+                out[:, self.starts[column.name]] = away if column.scale == 1 else away / column.scale
+        if not np.isfinite(out).all():
+            self._mend(out, values, place, fitting)
         for column in self.columns:
-            if column.kind == "category":
+            if column.kind == "category" and not isinstance(frame, np.ndarray):
                 code = self._codes(column, frame[column.name], place, fitting)
                 known = np.flatnonzero(code >= 0)
                 out[known, self.starts[column.name] + code[known]] = 1
         return out
+
+    def _mend(self, out: np.ndarray, values: dict[str, np.ndarray], place: Place, fitting: bool) -> None:
+        """Imputes missing numbers, or raises an error for them, and for infinite ones."""
+        for column in self.numbers:
+            z, value = out[:, self.starts[column.name]], values[column.name]
+            missing = np.isnan(value)
+            if missing.any() and not self.impute:
+                raise place.missing(column.name, first(missing))
+            if (infinite := ~np.isfinite(z) & ~missing).any():
+                row = first(infinite)
+                raise InputError(
+                    f"Column '{column.name}' of {place.at(row)} is {value[row]}, which no model can use; "
+                    "correct it, or leave it empty and give --impute mean."
+                )
+            z[missing] = np.nan if fitting else 0
 
     def _flat(self, rows: np.ndarray, where: str) -> np.ndarray:
         """Rows or images as rows of numbers, once they are known to have all columns."""
@@ -132,25 +151,6 @@ class Schema:
             raise InputError(
                 f"{where} has no column {listed(lacking)}; its columns are {listed(names, quote=False)}."
             )
-
-    def _standardised(self, block: np.ndarray, place: Place, fitting: bool) -> np.ndarray:
-        """A block of the number columns' values, NaN where one is missing, as (value − mean)/scale."""
-        mean, scale = (np.array([getattr(c, name) for c in self.numbers]) for name in ("mean", "scale"))
-        with np.errstate(over="ignore", invalid="ignore"):
-            z = ((block - mean) / scale).astype(np.float32)
-        if not np.isfinite(z).all():
-            missing = np.isnan(block)
-            if missing.any() and not self.impute:
-                row, column = np.argwhere(missing)[0]
-                raise place.missing(self.numbers[column].name, int(row))
-            if (infinite := ~np.isfinite(z) & ~missing).any():
-                row, column = np.argwhere(infinite)[0]
-                raise InputError(
-                    f"Column '{self.numbers[column].name}' of {place.at(int(row))} is {block[row, column]}, "
-                    "which no model can use; correct it, or leave it empty and give --impute mean."
-                )
-            z[missing] = np.nan if fitting else 0
-        return z
 
     def _codes(self, column: Column, series: pl.Series, place: Place, fitting: bool) -> np.ndarray:
         """Which category each value is; −1 for none."""

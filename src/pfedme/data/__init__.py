@@ -41,8 +41,8 @@ def parse_data(text: str, options: Mapping[str, Any] | None = None) -> Source:
         return build(Table, {**given, **places, "path": str(Path(text).absolute())}, "the table").pinned()
     if name in BUILT_IN and given:
         raise InputError(
-            f"{OPTIONS[next(iter(given))]} is for tables of your own, and --data {name} is built in; leave it "
-            "out."
+            f"{OPTIONS[next(iter(given))]} is for tables of your own, and --data {name} is built in; leave "
+            "the option out."
         )
     if name not in BUILT_IN:
         raise unknown("data", name, [*BUILT_IN, "or the path of a table"])

@@ -21,9 +21,11 @@ def open_arrays(path: Path, suffix: str = "") -> Part:
     x = _checked(arrays, suffix, shown(path))
     rows = x.reshape(len(x), -1)
     columns = {name: pl.Series(name, array) for name, array in arrays.items() if name != "x"}
+    places = {f"x{k}": k for k in range(rows.shape[1])}
 
     def frame(types: Types) -> pl.DataFrame:
-        return pl.DataFrame([columns[name] for name in types]).select(read_as(n, types[n]) for n in types)
+        own = [columns[n] if n in columns else pl.Series(n, rows[:, places[n]]) for n in types]
+        return pl.DataFrame(own).select(read_as(name, types[name]) for name in types)
 
     def pieces(types: Types) -> Iterator[np.ndarray]:
         step = rows_of_a_piece(len(types))
@@ -34,7 +36,7 @@ def open_arrays(path: Path, suffix: str = "") -> Part:
         return rows[:HEAD].astype(np.float64)
 
     types: Types = {name: series.dtype for name, series in columns.items()}
-    types |= {f"x{k}": pl.Float64() for k in range(rows.shape[1])}
+    types |= {name: pl.Float64() for name in places}
     return Part(path, types, frame, pieces, head, x.shape[1:] if x.ndim > 2 else ())
 
 
@@ -49,14 +51,15 @@ def _names(path: Path) -> list[str]:
 
 def _read(path: Path, suffix: str) -> dict[str, np.ndarray]:
     names = [name for name in _names(path) if name.endswith("_test") == bool(suffix)]
-    return {name.removesuffix(suffix): array for name, array in _load(path, names).items()}
+    arrays = _load(path, names)
+    return {name.removesuffix(suffix): arrays[name] for name in names}
 
 
 def _load(path: Path, wanted: list[str]) -> dict[str, np.ndarray]:
     """All names of a file's arrays, with those arrays that are wanted."""
     try:
-        with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] if name in wanted else np.empty(0) for name in file.files}
+        with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:
+            return {name: np.asarray(file[name]) if name in wanted else np.empty(0) for name in file.files}
     except (OSError, ValueError, EOFError, KeyError, AttributeError, NotImplementedError) as error:
         reason = error
     except (zipfile.BadZipFile, zlib.error, MemoryError) as error:

@@ -46,14 +46,21 @@ def sums_of_clients(x: np.ndarray, start: np.ndarray, count: np.ndarray) -> Sums
     """
     # Sums between neighbouring edges: the rows of a client, then those up to the next one's, and so on.
     edges = np.stack([start, start + count], axis=1).ravel()
+    inside = edges < len(x)
 
     def sums(values: np.ndarray) -> np.ndarray:
-        padded = np.concatenate([values, np.zeros_like(values[:1])])
-        return np.add.reduceat(padded, edges, axis=0)[::2] * (count > 0)[:, None]
+        out = np.zeros((len(edges), x.shape[1]))
+        out[inside] = np.add.reduceat(values, edges[inside], axis=0)
+        return out[::2] * (count > 0)[:, None]
 
-    there = ~np.isnan(x)
-    known = np.where(there, x, 0).astype(np.float64)
-    return Sums(sums(there.astype(np.float64)), sums(known), sums(known**2))
+    known = x.astype(np.float64)
+    missing = np.isnan(known)
+    values = np.broadcast_to(count[:, None], (len(count), x.shape[1])).astype(np.float64)
+    if missing.any():
+        known[missing] = 0
+        values -= sums(missing.astype(np.float64))
+    total = sums(known)
+    return Sums(values, total, sums(np.square(known, out=known)))
 
 
 def told_by_clients(x: np.ndarray, start: np.ndarray, count: np.ndarray) -> Iterator[Sums]:
@@ -142,7 +149,7 @@ def understand_label(rows: Rows, wanted: Task | None) -> tuple[Task, tuple[str, 
         if not (finite := np.isfinite(value)).all():
             row = first(~finite)
             raise InputError(f"The label '{name}' of {rows.at(row)} is {value[row]}; correct it.")
-        distinct = [shortest(str(v)) for v in np.unique(value)[: MOST_CATEGORIES + 1]]
+        distinct = [shortest(str(v)) for v in rows.label.unique().sort()[: MOST_CATEGORIES + 1]]
     else:
         texts = coded(rows.label)
         distinct = list(texts.names)
@@ -186,10 +193,16 @@ def fit(tables: Sequence[Rows], layout: Layout, schema: Schema) -> tuple[np.ndar
             f"Column '{name}' of {rows.where} has no value in any training row; leave it out with --drop "
             f"{shlex.quote(name)}."
         )
+    # All features at once, because they lie next to each other: 0 and 1 leave the others as they are.
+    shift, size = (np.full(x.shape[1], v, np.float32) for v in (0, 1))
+    shift[: len(numbers)], size[: len(numbers)] = mean, scale
     step = max(1, BLOCK // x.shape[1])
     for at in range(0, len(x), step):
-        block = x[at : at + step, : len(numbers)]
-        block[:] = np.nan_to_num((block - mean) / scale, nan=0.0)
+        block = x[at : at + step]
+        block -= shift
+        block /= size
+        if schema.impute:
+            np.nan_to_num(block, copy=False, nan=0.0)
     own = zip(numbers, near + mean, scale, strict=True)
     columns = [Column(name, "number", float(m), float(s)) for name, m, s in own]
     return x, dataclasses.replace(schema, columns=(*columns, *categories))

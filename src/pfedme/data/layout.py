@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,6 +14,15 @@ from pfedme.errors import InputError
 from pfedme.federation import aligned
 from pfedme.hashing import draws, ids_of_names
 from pfedme.schema import MissingValues, Schema, first
+
+
+class Strata(NamedTuple):
+    """Kinds of rows that are to be split alike."""
+
+    code: np.ndarray
+    """The kind of each row."""
+    ids: np.ndarray
+    """What the randomness of each kind is addressed by."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,11 +43,11 @@ class Layout:
         count = self.n_train + self.n_test
         return np.cumsum(count) - count
 
-    def labels(self, tables: Sequence[Rows], schema: Schema) -> np.ndarray:
-        """All labels, in their places."""
-        y = np.empty(sum(map(len, self.places)), np.float32 if schema.task == "regression" else np.int32)
-        for rows, place in zip(tables, self.places, strict=True):
-            y[place] = rows.labels(schema)
+    def placed(self, labels: Sequence[np.ndarray]) -> np.ndarray:
+        """The labels of the tables, in their places."""
+        y = np.empty(sum(map(len, self.places)), labels[0].dtype)
+        for own, place in zip(labels, self.places, strict=True):
+            y[place] = own
         return y
 
     def filled(self, tables: Sequence[Rows], schema: Schema, *, fitting: bool = False) -> np.ndarray:
@@ -57,15 +67,15 @@ class Layout:
         return x
 
 
-def lay_out(tables: Sequence[Rows], schema: Schema, train: float, seed: int) -> Layout:
+def lay_out(tables: Sequence[Rows], strata: Strata | None, train: float, seed: int) -> Layout:
     """The layout of a table whose rows are split, or of one with a table of test rows beside it.
 
-    Rows are split at random; in a classification each class by its share, as far as that is possible.
+    Rows are split at random, each stratum by its share as far as that is possible.
     """
     rows = tables[0]
     names, owner = rows.client.names, rows.client.code
     ids = ids_of_names(names)
-    rank = arrange(owner, ids, None if schema.task == "regression" else rows.labels(schema), seed)
+    rank = arrange(owner, ids, strata, seed)
     count = np.bincount(owner, minlength=len(names))
     if len(tables) == 1:
         n_train = np.minimum(np.maximum(np.floor(train * count).astype(np.int64), 1), count)
@@ -86,36 +96,37 @@ def lay_out(tables: Sequence[Rows], schema: Schema, train: float, seed: int) -> 
     return Layout(ids, count, n_test, [start[owner] + rank, behind], np.ones(len(owner), bool))
 
 
-def arrange(owner: np.ndarray, ids: np.ndarray, strata: np.ndarray | None, seed: int) -> np.ndarray:
+def arrange(owner: np.ndarray, ids: np.ndarray, strata: Strata | None, seed: int) -> np.ndarray:
     """The place of each row among its client's: at random, each stratum spread evenly over all places.
 
     So the first part of a client's rows, and every other run of them, has each stratum in its due share, as
     far as that is possible. A client's arrangement does not depend on other clients.
     """
+    code, salt = strata or (0, np.zeros(1, np.uint32))
+    group = _narrow(owner.astype(np.int64) * len(salt) + code, len(ids) * len(salt))
+    order = np.argsort(group, kind="stable")
+    group = group[order]
+    edges = np.concatenate([[0], np.flatnonzero(np.diff(group)) + 1, [len(owner)]])
+    size = np.diff(edges)
+    rank = np.arange(len(owner)) - np.repeat(edges[:-1], size)
+    whose, which = np.divmod(group[edges[:-1]].astype(np.int64), len(salt))
+    random = draws(seed, np.repeat(ids[whose] ^ salt[which], size), rank)
+    shuffled = np.lexsort((random.astype(np.uint16), group))
+    order = order[shuffled]
+    if strata is not None:
+        # Row k of the n of a stratum belongs at (k + 1/2)/n of the way; strata that meet there go by chance.
+        chance = (random >> np.uint64(16)).astype(np.uint16) / 2**18 + 3 / 8
+        way = ((rank + chance) / np.repeat(size, size) * 2**16).astype(np.uint16)
+        order = order[np.lexsort((way, _narrow(owner[order], len(ids))))]
     count = np.bincount(owner, minlength=len(ids))
-    # NumPy sorts 16-bit numbers in linear time.
-    key = owner.astype(np.uint16) if len(ids) <= 2**16 else owner
-    order = np.argsort(key, kind="stable")
-    start = np.cumsum(count) - count
-    place = np.arange(len(owner)) - np.repeat(start, count)
-    random = draws(seed, np.repeat(ids, count), place)
-    low, middle, high = ((random >> np.uint64(s)).astype(np.uint16) for s in (0, 16, 32))
-    key = key[order]
-    if strata is None:
-        order = order[np.lexsort((low, middle, key))]
-    else:
-        own = strata[order].astype(np.uint16)
-        shuffled = np.lexsort((low, middle, own, key))
-        change = (np.diff(key[shuffled]) != 0) | (np.diff(own[shuffled]) != 0)
-        edges = np.concatenate([[0], np.flatnonzero(change) + 1, [len(owner)]])
-        size = np.repeat(np.diff(edges), np.diff(edges))
-        rank = np.arange(len(owner)) - np.repeat(edges[:-1], np.diff(edges))
-        # Row k of the n of a stratum belongs at (k + 1/2)/n of the way.
-        share = ((rank + 0.5) / size * 2**16).astype(np.uint16)
-        order = order[shuffled[np.lexsort((high[shuffled], share, key[shuffled]))]]
-    out = np.empty_like(place)
-    out[order] = place
+    out = np.empty(len(owner), np.int64)
+    out[order] = np.arange(len(owner)) - np.repeat(np.cumsum(count) - count, count)
     return out
+
+
+def _narrow(values: np.ndarray, kinds: int) -> np.ndarray:
+    """Values below `kinds`, in 16 bits if that can be: NumPy sorts these in linear time."""
+    return values.astype(np.uint16) if kinds <= 2**16 else values
 
 
 def _refuse_too_large(rows: Rows, height: int, schema: Schema) -> None:

@@ -53,7 +53,11 @@ class Part:
 
 
 def lazy_part(
-    path: Path, types: Types, scan: Callable[[Types], pl.LazyFrame], explain: Callable[[str], InputError]
+    path: Path,
+    types: Types,
+    scan: Callable[[Types], pl.LazyFrame],
+    explain: Callable[[str], InputError],
+    how: pl.QueryOptFlags | None = None,
 ) -> Part:
     """A file that polars can scan; `explain` turns the reason of a failure into an error."""
 
@@ -63,7 +67,8 @@ def lazy_part(
 
     def pieces(types: Types) -> Iterator[pl.DataFrame]:
         with explained(explain):
-            yield from scan(types).collect_batches(chunk_size=rows_of_a_piece(len(types)))
+            size, query = rows_of_a_piece(len(types)), scan(types)
+            yield from query.collect_batches(chunk_size=size, optimizations=how or pl.QueryOptFlags())
 
     def head(types: Types) -> pl.DataFrame:
         with explained(explain):

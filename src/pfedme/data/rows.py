@@ -86,8 +86,8 @@ class Rows:
         head = self.parts[0].head(self._types(numbers, []))
         if isinstance(head, pl.DataFrame):
             head = np.stack([as_numbers(head[name], Place(self.parts[0].where)) for name in numbers], axis=1)
-        finite = np.isfinite(head)
-        return np.where(finite, head, 0).sum(axis=0) / np.maximum(finite.sum(axis=0), 1)
+        columns = (column[np.isfinite(column)] for column in head.T)
+        return np.array([np.median(column) if len(column) else 0.0 for column in columns])
 
     def _types(self, numbers: Sequence[str], categories: Sequence[str]) -> Types:
         types: Types = {name: pl.Float64() if name in self.numbers else pl.String() for name in numbers}
@@ -134,7 +134,8 @@ class Rows:
 
 def read_rows(path: Path, parts: list[Part], client: str | None, label: str, columns: Sequence[str]) -> Rows:
     """The table's rows, with all that is text read."""
-    kinds = {name: _kind(parts, name) for name in [*([client] if client else []), label, *columns]}
+    named = [*([client] if client else []), label]
+    kinds = {name: _kind(parts, name, is_feature=name not in named) for name in [*named, *columns]}
     types: Types = {client: pl.Categorical()} if client else {}
     types[label] = pl.Float64() if kinds[label] == "number" else pl.Categorical()
     types |= {name: pl.Categorical() for name in columns if kinds[name] == "text"}
@@ -164,14 +165,15 @@ def read_rows(path: Path, parts: list[Part], client: str | None, label: str, col
         ("label", label, values.is_null().to_numpy()),
     ):
         if gone.any():
+            n = int(gone.sum())
             raise InputError(
-                f"The {what} '{name}' is missing in {int(gone.sum()):,} row{'s' * (gone.sum() > 1)} of "
-                f"{rows.where}, the first is {rows.at(first(gone))}; fill it in, or leave out what has none."
+                f"The {what} '{name}' is missing in {n:,} row{'s' if n > 1 else ''} of {rows.where}, first "
+                f"in {rows.at(first(gone))}; fill it in, or leave out the rows that have none."
             )
     return rows
 
 
-def _kind(parts: Sequence[Part], name: str) -> str:
+def _kind(parts: Sequence[Part], name: str, *, is_feature: bool) -> str:
     """Whether a column is read as numbers or as text, which it is in all files if it is in one."""
     kinds = set()
     for part in parts:
@@ -180,9 +182,9 @@ def _kind(parts: Sequence[Part], name: str) -> str:
             raise InputError(f"{part.where} has no column '{name}'; its columns are {names}.")
         kind = part.types[name]
         if not (kind.is_numeric() or is_category(kind) or kind == pl.Null):
+            cure = f", or leave the column out with --drop {shlex.quote(name)}" if is_feature else ""
             raise InputError(
-                f"Column '{name}' of {part.where} holds {in_words(kind)}; make numbers or texts of them, or "
-                f"leave the column out with --drop {shlex.quote(name)}."
+                f"Column '{name}' of {part.where} holds {in_words(kind)}; make numbers or texts of it{cure}."
             )
         kinds.add("number" if kind.is_numeric() else "text")
     return "number" if kinds == {"number"} else "text"

@@ -10,15 +10,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar, Literal
 
+import numpy as np
+
 from pfedme.data.arrays import has_test, open_arrays
 from pfedme.data.fitting import fit, fit_label, understand_label
-from pfedme.data.layout import lay_out
+from pfedme.data.layout import Strata, lay_out
 from pfedme.data.reading import Part, files_of, open_parts, shown
 from pfedme.data.rows import Rows, read_rows
 from pfedme.data.text import Late
 from pfedme.errors import InputError
 from pfedme.federation import Federation
-from pfedme.hashing import fingerprint
+from pfedme.hashing import fingerprint, ids_of_names
 from pfedme.schema import Schema, listed
 from pfedme.spec import Seed, Share
 from pfedme.tree import record
@@ -97,16 +99,20 @@ class Table:
         if plan is None:
             task, labels = understand_label(rows, self.task)
             plan = Schema((), rows.label.name, rows.client_column, task, labels, impute=bool(self.impute))
-        layout = lay_out(tables, plan, self.train, self.seed)
+        y, strata = list[np.ndarray](), None
+        if plan.task == "classification":
+            y = [table.labels(plan) for table in tables]
+            strata = Strata(y[0], ids_of_names(plan.labels))
+        layout = lay_out(tables, strata, self.train, self.seed)
         if schema is None:
             x, plan = fit(tables, layout, plan)
             plan = fit_label(rows, layout, plan)
         else:
             x = layout.filled(tables, schema)
+        y = layout.placed(y or [table.labels(plan) for table in tables])
         return Federation(
-            x=x, y=layout.labels(tables, plan), n_train=layout.n_train, n_test=layout.n_test,
-            classes=len(plan.labels), ids=layout.ids, names=rows.client.names, schema=plan,
-            shape=rows.parts[0].shape,
+            x=x, y=y, n_train=layout.n_train, n_test=layout.n_test, classes=len(plan.labels), ids=layout.ids,
+            names=rows.client.names, schema=plan, shape=rows.parts[0].shape,
         ).checked()  # fmt: skip
 
     def _read(self, schema: Schema | None, *, whole: bool) -> list[Rows]:
@@ -143,7 +149,7 @@ class Table:
             )
         client = self.client or ("client" if arrays and not path.is_dir() else None)
         label = self.label or ("y" if arrays else None)
-        columns = listed([name for name in names if name[:1] != "\0"], quote=False)
+        columns = listed(names, quote=False)
         if label is None:
             raise InputError(
                 f"What is to be predicted in {where}? Give --label, one of its columns {columns}."
@@ -166,10 +172,11 @@ class Table:
     def _columns(self, parts: Sequence[Part], client: str | None, label: str) -> list[str]:
         """The columns of features."""
         names, where = list(parts[0].types), parts[0].where
+        anywhere = list(dict.fromkeys(name for part in parts for name in part.types))
         for option, given in (("--features", self.features), ("--drop", self.drop)):
             for name in given:
-                if name not in names:
-                    raise _no_column(option, name, names, where)
+                if name not in anywhere:
+                    raise _no_column(option, name, anywhere, where)
                 if name in (client, label):
                     what = "client" if name == client else "label"
                     raise InputError(f"{option} names '{name}', which is the {what}; leave it out there.")

@@ -40,7 +40,10 @@ def open_text(path: Path, used: Sequence[str] | None, *, whole: bool = False) ->
 
     def scan(types: Types) -> pl.LazyFrame:
         every = {name: types.get(name, pl.String()) for name in names}
-        table = pl.scan_csv(path, separator=separator, glob=False, null_values=NULLS, schema=every)
+        table = pl.scan_csv(
+            path, separator=separator, glob=False, null_values=NULLS, schema=every, has_header=False,
+            skip_rows=1, raise_if_empty=False,
+        )  # fmt: skip
         return table.select(list(types))
 
     with explained(explain):
@@ -48,8 +51,9 @@ def open_text(path: Path, used: Sequence[str] | None, *, whole: bool = False) ->
             path, separator=separator, glob=False, null_values=NULLS, new_columns=names,
             infer_schema_length=None if whole else SAMPLE,
         )  # fmt: skip
-        types = dict(table.collect_schema())
-    return lazy_part(path, types, scan, explain)
+        types = {name: kind for name, kind in table.collect_schema().items() if name[:1] != "\0"}
+    # polars counts the fields of a row only if it reads all columns.
+    return lazy_part(path, types, scan, explain, pl.QueryOptFlags(projection_pushdown=False))
 
 
 def _header(path: Path) -> tuple[str, list[str]]:
@@ -144,7 +148,7 @@ def _explained(path: Path, separator: str, fields: int, reason: str) -> InputErr
         return _not_utf8(path)
     if "gzip" in reason or "end of file" in reason or "deflate" in reason:
         return InputError(f"{where} is damaged or cut off ({reason}); copy it again.")
-    return InputError(f"{where} cannot be read as CSV ({reason}); is a quotation mark not closed?")
+    return InputError(f"{where} cannot be read as CSV ({reason}); see that every quotation mark is closed.")
 
 
 def _not_utf8(path: Path) -> InputError:
