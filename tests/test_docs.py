@@ -16,6 +16,7 @@ import pfedme.tune
 from pfedme.cli import EXAMPLES, main
 from pfedme.data.mnist import Mnist
 from pfedme.data.synthetic import Synthetic
+from pfedme.data.table import Table
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = [path for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")) if path.is_file()]
@@ -89,6 +90,11 @@ def understood(
     monkeypatch.setattr(pfedme.tune, "tune", stop)
     monkeypatch.setattr(Synthetic, "load", stop)
     monkeypatch.setattr(Mnist, "load", stop)
+    monkeypatch.setattr(Table, "load", stop)
+    # The tables that documents speak of.
+    (tmp_path / "hospitals").mkdir()
+    for name in ("patients.csv", "held-out.csv", "new-patients.csv", "images.npz", "hospitals/north.csv"):
+        (tmp_path / name).touch()
 
     def understood(argv: list[str]) -> bool:
         try:

@@ -209,7 +209,7 @@ def test_the_numbers_are_in_the_figure():
 
 def federation(counts: list[int], labels: list[int], classes: int = 3, train: float = 0.5) -> Federation:
     """Clients with these labels."""
-    x = np.zeros((len(labels), 4), np.float32)
+    x = np.random.default_rng(0).normal(size=(len(labels), 4)).astype(np.float32)
     return Federation.split(counts, x, np.array(labels), classes=classes, train=train)
 
 
@@ -224,7 +224,7 @@ def test_a_description_counts():
 
 
 def test_an_ordinary_federation_needs_no_warning():
-    assert describe(federation([4, 4], [0, 1, 0, 1, 2, 1, 2, 1]))["warnings"] == []
+    assert describe(federation([40, 40], [0, 1, 0, 1] * 10 + [2, 1, 2, 1] * 10))["warnings"] == []
 
 
 @pytest.mark.parametrize(
@@ -237,7 +237,8 @@ def test_an_ordinary_federation_needs_no_warning():
     ],
 )
 def test_what_makes_a_client_hard_is_said(counts: list[int], labels: list[int], warnings: list[str]):
-    said = describe(federation(counts, labels))["warnings"]
+    *said, tiny = describe(federation(counts, labels))["warnings"]
+    assert tiny == "2 clients have fewer than 10 training rows."
     assert len(said) == len(warnings)
     for warning, start in zip(said, warnings, strict=True):
         assert warning.startswith(start)
