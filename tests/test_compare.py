@@ -124,7 +124,7 @@ def test_json_prints_one_object_and_nothing_else(tmp_path: Path, capsys: pytest.
 def test_a_comparison_leaves_a_table_and_a_figure(tmp_path: Path):
     assert main(["compare", "fedavg", "alone", *TINY, "--out", str(tmp_path)]) == 0
     names = {path.name for path in tmp_path.iterdir()}
-    assert names == {"compare.json", "compare.csv", "compare.png", "fedavg", "alone"}
+    assert names == {"compare.json", "compare.csv", "compare.png", "report.html", "fedavg", "alone"}
     assert (tmp_path / "compare.png").read_bytes().startswith(b"\x89PNG")
 
 

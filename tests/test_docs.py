@@ -104,7 +104,7 @@ def understood(
         except SystemExit as end:
             status = end.code
         # The folder that a document goes on with is the reader's, so it is missing here.
-        goes_on = argv[:1] in (["resume"], ["personalize"])
+        goes_on = argv[:1] in (["resume"], ["personalize"], ["report"])
         missing = goes_on and re.search("There is no (folder|run)", capsys.readouterr().err) is not None
         return status == 0 or missing
 

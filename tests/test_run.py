@@ -86,7 +86,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Finished]:
 @pytest.mark.parametrize("job", JOBS)
 def test_the_folder_holds_what_the_contract_names_and_nothing_else(finished: dict[str, Finished], job: str):
     names = {path.name for path in finished[job].folder.iterdir()}
-    assert names == {"record.json", "clients.csv", "model.safetensors", "curves.png"}
+    assert names == {"record.json", "clients.csv", "model.safetensors", "curves.png", "report.html"}
 
 
 @pytest.mark.parametrize("job", JOBS)

@@ -75,6 +75,10 @@ examples:
 examples:
   pfedme study gain --quick                     a few minutes, one seed
   pfedme study gain --out docs                  docs/gain.md and docs/results/gain.csv""",
+    "report": """\
+examples:
+  pfedme report runs/my-run -o my-run.html
+  pfedme report runs/first runs/my-run -o both.html     runs and comparisons on one page""",
     "resume": """\
 examples:
   pfedme resume runs/my-run                     a run or a comparison that was interrupted""",
@@ -134,6 +138,7 @@ def _dispatch(argv: list[str]) -> int:
         "data": (_data, "describe a federation"),
         "reproduce": (_reproduce, "carry out the paper's experiments and judge its claims"),
         "study": (_study, "measure what joining is worth, on a range of federations"),
+        "report": (_report, "put runs and comparisons on one HTML page"),
         "resume": (_resume, "go on with an interrupted run or comparison"),
     }
     if not argv or argv[0] in ("-h", "--help"):
@@ -317,6 +322,7 @@ def _show_run(record: dict[str, Any], out: Path, *, as_json: bool) -> int:
     """Prints a finished run, and what it offers its clients and newcomers if that was asked for."""
     from pfedme.terminal import print_run
 
+    _write_report(out)
     document = {"out": str(out), "final": record["final"], "timing": record["timing"]}
     if not as_json:
         print_run(record, out)
@@ -373,6 +379,8 @@ def _offer(
             if levels:
                 write_newcomers(out, levels)
                 said["newcomers"] = [dataclasses.asdict(level) for level in levels]
+        if out.resolve() == path.resolve():
+            _write_report(out)
     except KeyboardInterrupt:
         raise Interrupted(None) from None
     if not as_json:
@@ -433,6 +441,7 @@ def _compare(argv: list[str]) -> int:
 def _show_comparison(comparison: Any, out: Path, *, as_json: bool) -> int:
     from pfedme.terminal import print_comparison
 
+    _write_report(out)
     if as_json:
         print(json.dumps({"out": str(out), "results": comparison.finals}))
     else:
@@ -476,11 +485,12 @@ def _tune(argv: list[str]) -> int:
         print(f"pfedme: interrupted; the same command goes on where it stopped: {again}", file=sys.stderr)
         return 130
     if args.json:
-        best = tuning.best[0]
+        best, key = tuning.best[0], tuning.measure.key
+        trials = [dataclasses.asdict(trial) for trial in tuning.trials]
         print(json.dumps({
-            "out": str(out), "best": best.settings, "model": best.model, "validation_accuracy": best.accuracy,
+            "out": str(out), "best": best.settings, "model": best.model, f"validation_{key}": best.accuracy,
             "mattered": tuning.mattered, "command": tuning.run.command(),
-            "trials": [dataclasses.asdict(trial) for trial in tuning.trials],
+            "trials": [{key if k == "accuracy" else k: v for k, v in trial.items()} for trial in trials],
         }))  # fmt: skip
     else:
         print_tuning(tuning, out)
@@ -589,6 +599,32 @@ def _study(argv: list[str]) -> int:
         print(json.dumps({"out": str(args.out), "federations": {r.setting.name: r.mean for r in rows}}))
     else:
         print_gain(rows, args.out)
+    return 0
+
+
+def _write_report(out: Path) -> None:
+    """The page about the run or the comparison in a folder, put into it."""
+    from pfedme.report.html.page import NAME, report
+
+    report([out], out / NAME, force=True)
+
+
+def _report(argv: list[str]) -> int:
+    parser = _parser("report", "Puts runs and comparisons on one HTML page that needs nothing else.")
+    parser.add_argument(
+        "folders", metavar="DIR", type=Path, nargs="+", help="the folder of a run or of a comparison"
+    )
+    parser.add_argument(
+        "-o", "--out", type=Path, default=Path("report.html"), metavar="FILE", help="the page (report.html)"
+    )
+    parser.add_argument("--force", action="store_true", help="overwrite the file")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    args = _parse(parser, argv)
+
+    from pfedme.report.html.page import report
+
+    report(args.folders, args.out, force=args.force)
+    print(f"Report: {args.out}")
     return 0
 
 

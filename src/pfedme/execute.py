@@ -380,12 +380,17 @@ def advice(algorithm: Algorithm, L: float) -> str:
 
 
 def clients_csv(evaluation: Evaluation, federation: Federation) -> str:
-    """A row per client, with the accuracy of each model that exists."""
+    """A row per client, with the accuracy of each model that exists; in a regression its RMSE follows."""
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     kinds = ("global", "local", "personal")
-    table.writerow(["client", "n_train", "n_test", *(f"{kind}_accuracy" for kind in kinds)])
-    columns = [evaluation.test[kind].accuracy if kind in evaluation.test else None for kind in kinds]
+    measures = ("accuracy", "rmse") if federation.classes == 0 else ("accuracy",)
+    names = [(kind, measure) for measure in measures for kind in kinds]
+    table.writerow(["client", "n_train", "n_test", *(f"{kind}_{measure}" for kind, measure in names)])
+    columns = [
+        getattr(evaluation.test[kind], measure) if kind in evaluation.test else None
+        for kind, measure in names
+    ]
     for k, i in enumerate(evaluation.clients):
         cells = ["" if c is None or np.isnan(c[k]) else float(c[k]) for c in columns]
         table.writerow(

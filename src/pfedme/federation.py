@@ -5,11 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from pfedme.errors import InputError
+
+if TYPE_CHECKING:
+    from pfedme.schema import Schema
 
 Part = Literal["train", "validation", "test"]
 """What rows are for."""
@@ -35,12 +38,13 @@ class Federation:
     x: np.ndarray
     """Features, a row a sample."""
     y: np.ndarray
-    """Labels 0 ... classes − 1."""
+    """Labels 0 ... classes − 1, or in a regression numbers."""
     n_train: np.ndarray
     """Training rows of each client."""
     n_test: np.ndarray
     """Test rows of each client."""
     classes: int
+    """How many labels there are; 0 for a regression."""
     ids: np.ndarray
     """What a client's randomness is addressed by; it stays the client's when others come and go."""
     n_val: np.ndarray | int = 0
@@ -49,6 +53,10 @@ class Federation:
     """What a reader of the description should know about where the rows come from."""
     names: tuple[str, ...] | None = None
     """What the clients are called; None where they only have ids."""
+    shape: tuple[int, ...] = ()
+    """Height, width and perhaps channels of the image that a row is; () if it is none."""
+    schema: Schema | None = None
+    """How rows of a table became these numbers; None where they did not come from one."""
 
     @classmethod
     def split(
@@ -61,6 +69,7 @@ class Federation:
         train: float = 0.75,
         shuffle: np.random.Generator | None = None,
         note: str = "",
+        shape: tuple[int, ...] = (),
     ) -> Federation:
         """The federation whose client i owns the next `counts[i]` rows, ⌊train · count⌋ to train on.
 
@@ -80,7 +89,7 @@ class Federation:
         n_train = np.minimum(np.maximum(np.floor(train * counts).astype(np.int64), 1), counts)
         return cls(
             x=x, y=y, n_train=n_train, n_test=counts - n_train, classes=classes,
-            ids=np.arange(len(counts), dtype=np.uint32), note=note,
+            ids=np.arange(len(counts), dtype=np.uint32), note=note, shape=shape,
         ).checked()  # fmt: skip
 
     def checked(self) -> Federation:
@@ -99,7 +108,14 @@ class Federation:
                     f"Feature {', '.join(map(str, column))} of row {at + row - self.start[owner]} of client "
                     f"{owner} is {self.x[at + row][tuple(column)]}; remove or impute missing values first."
                 )
-        if len(self.y) and not (self.y.min() >= 0 and self.y.max() < self.classes):
+        if self.classes == 0:
+            if (bad := np.flatnonzero(~np.isfinite(self.y))).size:
+                owner = int(np.searchsorted(self.start, bad[0], side="right")) - 1
+                raise InputError(
+                    f"The label of row {bad[0] - self.start[owner]} of client {owner} is {self.y[bad[0]]}; "
+                    "remove rows without a label first."
+                )
+        elif len(self.y) and not (self.y.min() >= 0 and self.y.max() < self.classes):
             raise InputError(
                 f"Labels must be 0 to {self.classes - 1}; found {self.y.min()} to {self.y.max()}."
             )
@@ -114,6 +130,15 @@ class Federation:
     def features(self) -> int:
         """Numbers in a row."""
         return int(np.prod(self.x.shape[1:]))
+
+    @property
+    def label_unit(self) -> float:
+        """What a label of 1 is worth in the units that a regression's data came in."""
+        return self.schema.label_scale if self.schema else 1.0
+
+    def labels_in_units(self) -> np.ndarray:
+        """A regression's labels as they came."""
+        return self.label_unit * self.y.astype(np.float64) + (self.schema.label_mean if self.schema else 0.0)
 
     def name(self, client: int) -> str:
         """What a client is called: its name, or else its id."""
@@ -156,7 +181,7 @@ class Federation:
         return dataclasses.replace(self, x=x, y=self.y[order], n_train=self.n_train - kept, n_val=kept)
 
     def label_counts(self) -> np.ndarray:
-        """How often each client (row) has each label (column)."""
+        """How often each client (row) has each label (column) of a classification."""
         owner = np.repeat(np.arange(self.clients), self.count)
         flat = np.bincount(owner * self.classes + self.y, minlength=self.clients * self.classes)
         return flat.reshape(self.clients, self.classes)

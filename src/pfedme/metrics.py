@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 
 from pfedme.devices import over_devices, padded
-from pfedme.models import Model, cross_entropy, is_first_largest
+from pfedme.models import Model, is_first_largest
 from pfedme.tree import Params
 
 
@@ -52,14 +52,54 @@ class Blocks(NamedTuple):
         """The client of each row."""
         return np.repeat(self.client, self.valid)
 
+    def rows(self) -> np.ndarray:
+        """The place of each row in the store, in the order of `owner`."""
+        before = np.cumsum(self.valid) - self.valid
+        return np.repeat(self.start - before, self.valid) + np.arange(self.valid.sum())
+
+
+@dataclasses.dataclass(frozen=True)
+class Spread:
+    """How far the labels of a regression are from their mean: what R² measures errors by."""
+
+    own: np.ndarray
+    """Σ (y − mean)² over the rows of each client, around the client's own mean."""
+    whole: float
+    """The same over all rows, around the mean of all."""
+    unit: float = 1.0
+    """What a label of 1 is worth in the units that the data came in."""
+
+    @classmethod
+    def of(cls, y: np.ndarray, blocks: Blocks, clients: int, unit: float = 1.0) -> Spread:
+        """The spread of the labels in `blocks`."""
+        labels, owner = y[blocks.rows()].astype(np.float64), blocks.owner()
+        (whole,) = deviations(labels, np.zeros_like(owner), 1)
+        return cls(deviations(labels, owner, clients), float(whole), unit)
+
+
+def deviations(values: np.ndarray, owner: np.ndarray, clients: int) -> np.ndarray:
+    """Σ (v − mean)² over the values of each client; exactly 0 where they are alike.
+
+    >>> deviations(np.array([0.1, 0.1, 0.1, 1.0, 3.0]), np.array([0, 0, 0, 2, 2]), 3)
+    array([0., 0., 2.])
+    """
+    first = np.zeros(clients)
+    first[owner[::-1]] = values[::-1]
+    away = values - first[owner]
+    mean = np.bincount(owner, away, clients) / np.maximum(np.bincount(owner, minlength=clients), 1)
+    return np.bincount(owner, (away - mean[owner]) ** 2, clients)
+
 
 @dataclasses.dataclass(frozen=True)
 class Scores:
     """Sums over each client's rows, for one model of each client."""
 
     correct: np.ndarray
+    """Right predictions; NaN in a regression."""
     loss: np.ndarray
     count: np.ndarray
+    spread: Spread | None = None
+    """Of the labels, in a regression."""
 
     @property
     def accuracy(self) -> np.ndarray:
@@ -67,22 +107,61 @@ class Scores:
         return np.where(self.count > 0, self.correct / np.maximum(self.count, 1), np.nan)
 
     @property
+    def r2(self) -> np.ndarray:
+        """Each client's R² = 1 − SSE/SST around the mean of its rows; NaN for one whose labels are alike."""
+        assert self.spread is not None
+        own = self.spread.own
+        return np.where(own > 0, 1 - 2 * self.loss / np.where(own > 0, own, 1), np.nan)
+
+    @property
+    def rmse(self) -> np.ndarray:
+        """Each client's root mean squared error, in the units of the data; NaN for one with no rows."""
+        assert self.spread is not None
+        mean = np.where(self.count > 0, 2 * self.loss / np.maximum(self.count, 1), np.nan)
+        return self.spread.unit * np.sqrt(mean)
+
+    @property
+    def own(self) -> np.ndarray:
+        """What each client is judged by: its accuracy, or its R² in a regression."""
+        return self.accuracy if self.spread is None else self.r2
+
+    @property
+    def overall(self) -> float | None:
+        """The same over all rows; None if there are no rows, or if a regression's labels are all alike."""
+        if self.spread is None:
+            return float(self.correct.sum() / self.count.sum()) if self.count.any() else None
+        whole = self.spread.whole
+        return float(1 - 2 * self.loss.sum() / whole) if whole > 0 else None
+
+    @property
     def mean_loss(self) -> float:
         """The mean loss over all rows of all clients, without the l2 term."""
         return float(self.loss.sum() / max(1, self.count.sum()))
 
 
-def score(model: Model, theta: Params, x: jax.Array, y: jax.Array, blocks: Blocks, clients: int) -> Scores:
-    """The scores of θ, one point for all clients or a stack of one point for each of `clients`."""
+def score(
+    model: Model,
+    theta: Params,
+    x: jax.Array,
+    y: jax.Array,
+    blocks: Blocks,
+    clients: int,
+    spread: Spread | None = None,
+) -> Scores:
+    """The scores of θ, one point for all clients or a stack of one point for each of `clients`.
+
+    A regression also needs the spread of its labels.
+    """
     count = np.bincount(blocks.client, blocks.valid, clients).astype(np.int64)
     if not len(blocks.client):
-        return Scores(np.zeros(clients), np.zeros(clients), count)
+        return Scores(np.zeros(clients), np.zeros(clients), count, spread)
     client, start, valid = blocks.padded()
     correct, loss = map(np.asarray, _block_sums(model, theta, x, y, client, start, valid, blocks.offset))
     return Scores(
         correct=np.bincount(client, correct, clients),
         loss=np.bincount(client, loss.astype(np.float64), clients),
         count=count,
+        spread=spread,
     )
 
 
@@ -137,9 +216,9 @@ def _block_sums(
             own = (row >= start) & (row < start + valid)
             labels = lax.dynamic_slice_in_dim(y, first, length)
             rows = lax.dynamic_slice_in_dim(x, first, length)
-            logits = model.scores(theta if shared_model else theta[client], rows)
-            hit = is_first_largest(logits, labels) & own
-            loss = jnp.where(own, cross_entropy(logits, labels), 0)
+            scores = model.scores(theta if shared_model else theta[client], rows)
+            hit = is_first_largest(scores, labels) & own if model.classes != 0 else jnp.full(length, jnp.nan)
+            loss = jnp.where(own, model.losses(scores, labels), 0)
             return (hit, loss) if each_row else (jnp.sum(hit), jnp.sum(loss))
 
         return lax.map(one, blocks)
@@ -148,7 +227,7 @@ def _block_sums(
 
 
 def over_clients(accuracy: np.ndarray) -> dict[str, float] | None:
-    """Mean, spread, worst tenth and worst of the clients' own accuracies; None if no client has one.
+    """Mean, spread, worst tenth and worst of the clients' own accuracies (or R²); None if no client has one.
 
     >>> over_clients(np.array([0.5, np.nan, 1.0]))
     {'mean': 0.75, 'std': 0.25, 'worst_decile': 0.5, 'min': 0.5}
@@ -166,13 +245,16 @@ def over_clients(accuracy: np.ndarray) -> dict[str, float] | None:
 
 
 def summary(test: Scores, train: Scores | None) -> dict[str, Any]:
-    """A model's entry in the record; `worst_decile` is the mean over the worst tenth of the clients."""
-    own = over_clients(test.accuracy)
-    entry: dict[str, Any] = {"accuracy": None, "loss": None, "train_loss": None, "clients": None}
-    if train:
-        entry["train_loss"] = train.mean_loss
-    if own:
-        entry["accuracy"] = float(test.correct.sum() / test.count.sum())
-        entry["loss"] = test.mean_loss
-        entry["clients"] = own
-    return entry
+    """A model's entry in the record; `worst_decile` is the mean over the worst tenth of the clients.
+
+    A regression has no accuracy: `rmse` and `r2` are over all rows, and `clients` is about the clients' own R².
+    """
+    tested = bool(test.count.any())
+    entry: dict[str, Any] = {"accuracy": test.overall}
+    if test.spread is not None:
+        squares = 2 * test.mean_loss
+        entry = {"accuracy": None, "rmse": test.spread.unit * squares**0.5 if tested else None}
+        entry["r2"] = test.overall
+    entry["loss"] = test.mean_loss if tested else None
+    entry["train_loss"] = train.mean_loss if train else None
+    return entry | {"clients": over_clients(test.own)}

@@ -1,4 +1,4 @@
-"""Models: from parameters and rows to logits, and from logits to a loss."""
+"""Models: from parameters and rows to scores, and from scores to a loss."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pfedme.spec import NonNegative, parse
+from pfedme.spec import Count, Index, NonNegative, parse
 from pfedme.tree import Params, record
 
 
 @record
 class Model:
-    """A classifier with loss f(θ; D) = mean over D of −log softmax(apply(θ, x))[y] + l2/2 ‖θ‖².
+    """A predictor with loss f(θ; D) = mean over D of ℓ(apply(θ, x), y) + l2/2 ‖θ‖².
 
-    This class turns any pair of functions into a model; `init` and `apply` work on a pytree of arrays.
+    A classifier's scores are logits z, and ℓ(z, y) = −log softmax(z)[y]; a regression has one score z for each
+    row, and ℓ(z, y) = ½ (z − y)². This class turns any pair of functions into a model; `init` and `apply` work on a pytree of arrays.
 
     >>> linear = Model(
     ...     init_fn=lambda key: {"W": jnp.zeros((2, 3))},
@@ -30,6 +31,8 @@ class Model:
 
     init_fn: Callable[[jax.Array], Any] | None = None
     apply_fn: Callable[[Any, jax.Array], jax.Array] | None = None
+    classes: Index | None = None
+    """How many labels there are; 0 for a regression. A classifier made of functions need not tell."""
     l2: NonNegative = 0.0
     """Strength of the l2 term, over weights and biases."""
 
@@ -39,13 +42,17 @@ class Model:
         return Params(self.init_fn(key))
 
     def apply(self, theta: Params, x: jax.Array) -> jax.Array:
-        """The logits of rows x."""
+        """The scores of rows x, a row each."""
         assert self.apply_fn is not None
         return self.apply_fn(theta.tree, x)
 
     def scores(self, theta: Params, x: jax.Array) -> jax.Array:
-        """The logits with a column for each row of x, the form in which this package computes with them."""
+        """The scores with a column for each row of x, the form in which this package computes with them."""
         return self.apply(theta, x).T
+
+    def losses(self, scores: jax.Array, y: jax.Array) -> jax.Array:
+        """ℓ(z, y), column by column."""
+        return (scores[0] - y) ** 2 / 2 if self.classes == 0 else cross_entropy(scores, y)
 
     def regulariser(self, theta: Params) -> jax.Array:
         """l2/2 ‖θ‖²."""
@@ -80,7 +87,7 @@ Layer = tuple[jax.Array, jax.Array]
 
 @record
 class Network(Model):
-    """Linear layers with ReLU between them; with no hidden layer it is softmax regression.
+    """Linear layers with ReLU between them; with no hidden layer it is softmax or ridge regression.
 
     Weights and biases start uniform in ±1/√fan_in.
 
@@ -89,13 +96,18 @@ class Network(Model):
     79510
     """
 
-    features: int = 0
-    classes: int = 0
+    features: Count
+    classes: Index = 0
     hidden: tuple[int, ...] = ()
+
+    @property
+    def outputs(self) -> int:
+        """Scores of a row: one for each class, or the number that a regression predicts."""
+        return self.classes or 1
 
     def init(self, key: jax.Array) -> Params:
         """Layers (W, b) with W of shape fan_out × fan_in, uniform in ±1/√fan_in."""
-        sizes = (self.features, *self.hidden, self.classes)
+        sizes = (self.features, *self.hidden, self.outputs)
         layers = []
         for fan_in, fan_out, k in zip(sizes, sizes[1:], jax.random.split(key, len(sizes) - 1), strict=False):
             k_w, k_b = jax.random.split(k)
@@ -106,16 +118,16 @@ class Network(Model):
         return Params(layers)
 
     def apply(self, theta: Params, x: jax.Array) -> jax.Array:
-        """The logits of rows x."""
+        """The scores of rows x, a row each."""
         return self.scores(theta, x).T
 
     def scores(self, theta: Params, x: jax.Array) -> jax.Array:
-        """The logits with a column for each row of x."""
+        """The scores with a column for each row of x."""
         (W, b), *rest = theta.tree
         return self.head(rest, W @ x.T + b[:, None])
 
     def head(self, rest: Sequence[Layer], z: jax.Array) -> jax.Array:
-        """The logits from the first layer's outputs z and the layers after it, a column a row of x."""
+        """The scores from the first layer's outputs z and the layers after it, a column a row of x."""
         for W, b in rest:
             z = W @ jax.nn.relu(z) + b[:, None]
         return z
@@ -144,7 +156,8 @@ class Network(Model):
 
 @record
 class MLR:
-    """Softmax regression, l2-regularised as in the paper (the released code's strength)."""
+    """Softmax regression, l2-regularised as in the paper (the released code's strength); on labels that are
+    numbers, ridge regression."""
 
     l2: NonNegative = 0.001
     """Strength of the l2 term in every client's loss."""

@@ -10,7 +10,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from pfedme.models import Model, cross_entropy
+from pfedme.models import Model
 from pfedme.tree import Params
 
 Order = Literal["random", "cycled"]
@@ -33,9 +33,9 @@ class Loss:
         """The loss at θ."""
         return self.mean_loss(self.model.scores(theta, self.x)) + self.model.regulariser(theta)
 
-    def mean_loss(self, logits: jax.Array) -> jax.Array:
-        """The mean loss of the batch's logits, without the l2 term."""
-        losses = cross_entropy(logits, self.y)
+    def mean_loss(self, scores: jax.Array) -> jax.Array:
+        """The mean loss of the batch's scores, without the l2 term."""
+        losses = self.model.losses(scores, self.y)
         return jnp.mean(losses) if self.weight is None else jnp.sum(self.weight * losses)
 
     def grad(self, theta: Params) -> Params:

@@ -22,7 +22,7 @@ from pfedme.algorithms.base import Models
 from pfedme.devices import everywhere, over_devices, padded
 from pfedme.errors import InputError
 from pfedme.federation import Federation, Part
-from pfedme.metrics import Blocks, Scores, score, summary
+from pfedme.metrics import Blocks, Scores, Spread, score, summary
 from pfedme.models import Model, curvature
 from pfedme.problem import Order, Problem
 from pfedme.tree import Params
@@ -180,15 +180,15 @@ class Simulation:
         models, info = self.answer(state, who)
         kinds = {"global": state.w if self.algorithm.has_global else None, **models._asdict()}
         parts: tuple[Part, ...] = (on, "train") if train else (on,)
-        blocks = {part: Blocks.cut(*(a[who] for a in f.rows(part))) for part in parts}
-        scores = {
-            part: {
-                kind: score(self.model, theta, self.store.x, self.store.y, blocks[part], len(who))
+        scores: dict[Part, dict[str, Scores]] = {}
+        for part in parts:
+            blocks = Blocks.cut(*(a[who] for a in f.rows(part)))
+            spread = Spread.of(f.y, blocks, len(who), f.label_unit) if self.model.classes == 0 else None
+            scores[part] = {
+                kind: score(self.model, theta, self.store.x, self.store.y, blocks, len(who), spread)
                 for kind, theta in kinds.items()
                 if theta is not None
             }
-            for part in parts
-        }
         return Evaluation(state.t, who, scores[on], scores.get("train", {}), info), models
 
     def evaluated(self, clients: int) -> np.ndarray:

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from pfedme.report import tables, trials
+from pfedme.report.measure import R2, measure_of
 
 if TYPE_CHECKING:
     from pfedme.compare import Comparison
@@ -103,7 +105,10 @@ class SearchBar:
 
     def __call__(self, step: SearchStep) -> None:
         """Shows how far the search has come."""
-        best = "" if step.best is None else f"best {100 * step.best:.2f} %"
+        what = step.measure
+        best = ""
+        if step.best is not None:
+            best = "best " + what.pattern.format(what.text(what.scale * step.best))
         done = step.finished + step.round / step.rounds
         if self.before is None:
             self.before = step.finished
@@ -121,7 +126,8 @@ class SearchBar:
 def print_tuning(tuning: Tuning, out: Path) -> None:
     """The best trials of a search, how the others ended, and how to train with the best settings."""
     run = tuning.search.run
-    title = f"{run.algorithm.name} on {run.data.name}: the best trials, judged on validation rows"
+    data = tables.data_name(run.to_json()["data"])
+    title = f"{run.algorithm.name} on {data}: the best trials, judged on validation rows"
     table = _table(title, trials.header(tuning))
     for trial in tuning.best[:5]:
         table.add_row(*trials.row(trial, tuning))
@@ -130,7 +136,9 @@ def print_tuning(tuning: Tuning, out: Path) -> None:
     console.print(trials.counts(tuning), highlight=False)
     if tuning.mattered:
         console.print(trials.what_mattered(tuning), highlight=False)
-    console.print(f"The accuracy is the {tuning.best[0].model} model's. To train with the best settings:")
+    console.print(
+        f"The {tuning.measure.name} is the {tuning.best[0].model} model's. To train with the best settings:"
+    )
     console.print(f"  {tuning.run.command()}", highlight=False, soft_wrap=True)
     console.print(f"All trials: {out}/tune.md, {out}/trials.csv", highlight=False, soft_wrap=True)
 
@@ -231,11 +239,12 @@ def print_findings(findings: Sequence[Finding], out: Path) -> None:
 
 
 def accuracies(entry: dict[str, Any]) -> str:
-    """`global 78.65 %  personal 83.20 %`."""
+    """`global 78.65 %  personal 83.20 %`, or `global R² 0.7865  personal R² 0.8320`."""
+    what = measure_of(entry)
     shown = [
-        f"{kind} {100 * entry[kind]['accuracy']:.2f} %"
+        f"{kind} {what.pattern.format(what.text(value))}"
         for kind in tables.KINDS
-        if kind in entry and entry[kind]["accuracy"] is not None
+        if kind in entry and (value := what.of(entry[kind])) is not None
     ]
     return "  ".join(shown)
 
@@ -243,20 +252,25 @@ def accuracies(entry: dict[str, Any]) -> str:
 def print_run(record: dict[str, Any], out: Path) -> None:
     """The result of one run."""
     final, config, timing = record["final"], record["config"], record["timing"]
-    algorithm, data, model = (config[k]["name"] for k in ("algorithm", "data", "model"))
+    algorithm, model = config["algorithm"]["name"], config["model"]["name"]
+    data = tables.data_name(config["data"])
+    what = measure_of(final)
+    over_clients = (f"{title} {what.sign}" for title in ("client mean", "worst tenth", "worst"))
+    rmse = ["RMSE"] if what is R2 else []
     table = _table(
         f"{algorithm} on {data} with {model}, after {final['round']} rounds",
-        ["model", "accuracy %", "loss", "train loss", "client mean %", "worst tenth %", "worst %"],
+        ["model", what.title, *rmse, "loss", "train loss", *over_clients],
     )
     for kind in tables.KINDS:
         if kind not in final:
             continue
         entry = final[kind]
         own = entry["clients"] or {}
-        numbers = [own.get(k) for k in ("mean", "worst_decile", "min")]
+        numbers = [what.scale * own[k] if own else None for k in ("mean", "worst_decile", "min")]
+        error = [_measured(entry["rmse"]) for _ in rmse]
         table.add_row(
-            kind, _percent(entry["accuracy"]), _number(entry["loss"]), _number(entry["train_loss"]),
-            *(_percent(v) for v in numbers),
+            kind, what.text(what.of(entry)), *error, _number(entry["loss"]), _number(entry["train_loss"]),
+            *(what.text(v) for v in numbers),
         )  # fmt: skip
     console = _console()
     console.print(table)
@@ -276,6 +290,7 @@ def print_run(record: dict[str, Any], out: Path) -> None:
     console.print(
         f"Results: {out}/ (curves.png, clients.csv, record.json, model.safetensors)", soft_wrap=True
     )
+    console.print(f"Report: {out}/report.html", soft_wrap=True, highlight=False)
 
 
 def print_comparison(comparison: Comparison, out: Path) -> None:
@@ -284,9 +299,9 @@ def print_comparison(comparison: Comparison, out: Path) -> None:
     first = next(iter(comparison.records.values()))[0]["config"]
     seeds = max(map(len, finals.values()))
     spread = f", mean ± standard deviation of {seeds} seeds" if seeds > 1 else ""
-    what = f"{first['data']['name']}, {first['model']['name']}, {first['rounds']} rounds"
-    title = f"{what}: test accuracy over all clients' rows{spread}"
-    table = _table(title, tables.HEADER)
+    where = f"{tables.data_name(first['data'])}, {first['model']['name']}, {first['rounds']} rounds"
+    title = f"{where}: test {tables.measure(finals).name} over all clients' rows{spread}"
+    table = _table(title, tables.header(finals))
     for row in tables.rows(finals):
         table.add_row(*row)
     console = _console()
@@ -294,38 +309,52 @@ def print_comparison(comparison: Comparison, out: Path) -> None:
     for sentence in tables.sentences(finals):
         console.print(sentence, highlight=False)
     console.print(f"Figure: {out}/compare.png   Table: {out}/compare.csv   Runs: {out}/", soft_wrap=True)
+    console.print(f"Report: {out}/report.html", soft_wrap=True, highlight=False)
 
 
 def print_description(name: str, description: dict[str, Any], federation: Federation) -> None:
     """What a federation looks like."""
+    from pfedme.report import description as words
+
     d, console = description, _console()
-    sizes, labels = d["rows_per_client"], d["labels_per_client"]
-    per_label = (
-        f"{labels['min']}" if labels["min"] == labels["max"] else f"{labels['min']} to {labels['max']}"
-    )
+    sizes = d["rows_per_client"]
     lines = [
         ("clients", f"{d['clients']:,}"),
         ("rows", f"{d['rows']:,} ({d['train_rows']:,} to train on, {d['test_rows']:,} to test on)"),
         ("rows per client", f"{sizes['min']:,} to {sizes['max']:,}, median {sizes['median']:,.0f}"),
         ("features", f"{d['features']:,}"),
-        ("classes", f"{d['classes']}"),
-        ("labels per client", per_label),
+        *words.about_task(d),
+        *_about_labels(d),
     ]
     if d["note"]:
         lines.append(("rows are", d["note"]))
+    lines += words.about_clients(d)
     table = _table(name, ["", ""])
     table.show_header = False
     for line in lines:
         table.add_row(*line)
     console.print(table)
-    if d["clients"] <= 40:
-        shares = _table("rows of each label, by client", ["client", "rows", *map(str, range(d["classes"]))])
-        for i, counts in enumerate(federation.label_counts()):
-            cells = (f"{c:,}" if c else "·" for c in counts)
-            shares.add_row(str(federation.ids[i]), f"{federation.count[i]:,}", *cells)
-        console.print(shares)
+    for title, header, rows in words.tables(d, federation):
+        listing = _table(title, [escape(name) for name in header])
+        listing.columns[-1].justify, listing.columns[-1].no_wrap = "left", False
+        for row in rows:
+            listing.add_row(*(escape(cell) for cell in row))
+        console.print(listing)
     for warning in d["warnings"]:
         console.print(f"Note: {warning}", highlight=False)
+
+
+def _about_labels(d: dict[str, Any]) -> list[tuple[str, str]]:
+    """What labels there are, and how they are spread over clients."""
+    if d["classes"]:
+        own = d["labels_per_client"]
+        spread = f"{own['min']}" if own["min"] == own["max"] else f"{own['min']} to {own['max']}"
+        return [("classes", f"{d['classes']}"), ("labels per client", spread)]
+    label, mean, std = d["label"], d["label_mean_per_client"], d["label_std_per_client"]
+    ranges = (f"{_measured(v['min'])} to {_measured(v['max'])}" for v in (label, mean, std))
+    whole = f"mean {_measured(label['mean'])}, standard deviation {_measured(label['std'])}"
+    names = ("label (a number)", "its mean in a client", "its deviation in a client")
+    return [(name, told) for name, told in zip(names, ranges, strict=True)] + [("over all rows", whole)]
 
 
 def _console() -> Console:
@@ -346,3 +375,8 @@ def _percent(value: float | None) -> str:
 
 def _number(value: float | None) -> str:
     return "–" if value is None else f"{value:.4f}"
+
+
+def _measured(value: float | None) -> str:
+    """A number in the units of the data, of whatever size."""
+    return "–" if value is None else f"{value:.4g}" if abs(value) < 1000 else f"{value:,.0f}"

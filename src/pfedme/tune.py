@@ -25,6 +25,8 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from pfedme.errors import InputError, RunError
 from pfedme.files import atomic_write, writing
 from pfedme.journal import opened, refuse
+from pfedme.metrics import Blocks
+from pfedme.report.measure import ACCURACY, R2, Measure
 from pfedme.report.trials import trials_csv, trials_md
 from pfedme.run import Run
 from pfedme.search import Search
@@ -44,7 +46,7 @@ class Tried:
     state: Literal["complete", "pruned", "diverged", "interrupted"]
     settings: dict[str, Any]
     accuracy: float | None
-    """On validation rows, after `rounds` rounds; None if it diverged or was interrupted."""
+    """On validation rows, after `rounds` rounds; R² in a regression. None if it diverged or was interrupted."""
     rounds: int
     model: str | None
     """Which model was judged, `personal` or `global`; None if the trial was stopped."""
@@ -71,6 +73,8 @@ class Tuning:
     trials: tuple[Tried, ...]
     mattered: dict[str, float]
     """Each hyperparameter's share in what set the best trials apart; empty if too few are complete."""
+    measure: Measure = ACCURACY
+    """What trials are judged by."""
 
     @property
     def best(self) -> list[Tried]:
@@ -99,7 +103,8 @@ class Step:
     """Of the trial under way."""
     rounds: int
     best: float | None
-    """The highest accuracy of a complete trial."""
+    """The highest accuracy, or R², of a complete trial."""
+    measure: Measure = ACCURACY
 
 
 Watch = Callable[[Step], None]
@@ -115,9 +120,9 @@ def tune(search: Search, trials: int | None, out: Path, *, watch: Watch = lambda
     grid = search.grid() if search.how == "grid" else []
     wanted = min(trials or len(grid), len(grid)) if grid else trials or TRIALS
     with writing(out, " Make room, then the same command goes on."), opened(out, search) as study:
-        while (tuning := report(study, search, out)).finished < wanted:
+        while (tuning := report(study, search, out, bench.measure)).finished < wanted:
             best = tuning.best[0].accuracy if tuning.best else None
-            step = Step(tuning.finished, wanted, 0, search.run.rounds, best)
+            step = Step(tuning.finished, wanted, 0, search.run.rounds, best, bench.measure)
             trial = ask(study, search, grid, tuning.finished)
             score = bench.attempt(trial, lambda t, step=step: watch(dataclasses.replace(step, round=t)))
             study.tell(trial, score, TrialState.PRUNED if score is None else TrialState.COMPLETE)
@@ -126,10 +131,11 @@ def tune(search: Search, trials: int | None, out: Path, *, watch: Watch = lambda
     return tuning
 
 
-def report(study: optuna.Study, search: Search, out: Path) -> Tuning:
+def report(study: optuna.Study, search: Search, out: Path, measure: Measure) -> Tuning:
     """What has been found so far, also written into the folder."""
     ended = [trial for trial in study.get_trials(deepcopy=False) if trial.state.is_finished()]
-    tuning = Tuning(search, tuple(Tried.of(trial, search) for trial in ended), mattered(study, search))
+    tried = tuple(Tried.of(trial, search) for trial in ended)
+    tuning = Tuning(search, tried, mattered(study, search), measure)
     atomic_write(out / "trials.csv", trials_csv(tuning))
     atomic_write(out / "tune.md", trials_md(tuning))
     return tuning
@@ -158,9 +164,16 @@ class Bench:
         self.federation = whole.federation.hold_out(0, search.folds)
         self.model, self.cohort = whole.model, whole.cohort
         self.who = whole.evaluated(self.run.eval_clients or whole.federation.clients)
-        if not self.federation.rows("validation")[1][self.who].any():
+        self.measure = R2 if self.federation.classes == 0 else ACCURACY
+        rows = Blocks.cut(*(a[self.who] for a in self.federation.rows("validation"))).rows()
+        if not len(rows):
             raise InputError(
                 f"No client has {search.folds} training rows, of which one could be kept to judge by; "
+                "give clients more rows, or choose settings by hand with 'pfedme run'."
+            )
+        if self.measure is R2 and not np.ptp(self.federation.y[rows]):
+            raise InputError(
+                "The labels of all rows that were kept to judge by are alike, so that every model looks alike; "
                 "give clients more rows, or choose settings by hand with 'pfedme run'."
             )
 
@@ -181,8 +194,8 @@ class Bench:
                 trial.set_user_attr("diverged", state.t)
                 return None
             kind = "personal" if "personal" in evaluation.test else "global"
-            scores = evaluation.test[kind]
-            accuracy = float(scores.correct.sum() / scores.count.sum())
+            accuracy = evaluation.test[kind].overall
+            assert accuracy is not None
             trial.report(accuracy, state.t)
             watch(state.t)
             if state.t < run.rounds and trial.should_prune():

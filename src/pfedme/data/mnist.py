@@ -93,7 +93,7 @@ class Mnist:
         )
         return Federation.split(
             [len(o) for o in owned], standardised(images)[rows], labels[rows].astype(np.int32),
-            classes=10, train=self.train, shuffle=rng, note=note,
+            classes=10, train=self.train, shuffle=rng, note=note, shape=(28, 28),
         )  # fmt: skip
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
+import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -81,7 +84,8 @@ def lazy_part(
 def explained(explain: Callable[[str], InputError]) -> Iterator[None]:
     """Turns what polars says about a file that it cannot read into an error of ours."""
     try:
-        yield
+        with _silent_panics():
+            yield
     except (pl.exceptions.PolarsError, OSError) as error:
         raise explain(short(str(error).strip().partition("\n")[0])) from None
     except BaseException as error:
@@ -89,6 +93,27 @@ def explained(explain: Callable[[str], InputError]) -> Iterator[None]:
         if type(error).__name__ != "PanicException":
             raise
         raise explain(short(str(error).partition("\n")[0])) from None
+
+
+@contextlib.contextmanager
+def _silent_panics() -> Iterator[None]:
+    """Keeps what polars prints on standard error when a damaged file makes it panic, and throws that away."""
+    sys.stderr.flush()
+    there = os.dup(2)
+    panicked = False
+    with tempfile.TemporaryFile() as kept:
+        os.dup2(kept.fileno(), 2)
+        try:
+            yield
+        except BaseException as error:
+            panicked = type(error).__name__ == "PanicException"
+            raise
+        finally:
+            os.dup2(there, 2)
+            os.close(there)
+            kept.seek(0)
+            if not panicked and (said := kept.read()):
+                os.write(2, said)
 
 
 def open_parts(path: Path, used: Sequence[str] | None, *, whole: bool = False) -> list[Part]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import polars as pl
 
-from pfedme.data.reading import Part, Types, explained, lazy_part, short, shown
+from pfedme.data.reading import Part, Types, explained, lazy_part, read_as, short, shown
 from pfedme.errors import InputError
 from pfedme.schema import is_number
 
@@ -39,12 +39,13 @@ def open_text(path: Path, used: Sequence[str] | None, *, whole: bool = False) ->
         return _explained(path, separator, len(names), reason)
 
     def scan(types: Types) -> pl.LazyFrame:
-        every = {name: types.get(name, pl.String()) for name in names}
+        # Numbers are read as such, and all else as text, which alone polars checks to be UTF-8.
+        every = {name: pl.Float64() if types.get(name) == pl.Float64 else pl.String() for name in names}
         table = pl.scan_csv(
             path, separator=separator, glob=False, null_values=NULLS, schema=every, has_header=False,
             skip_rows=1, raise_if_empty=False,
         )  # fmt: skip
-        return table.select(list(types))
+        return table.select(read_as(name, types[name]) for name in types)
 
     with explained(explain):
         table = pl.scan_csv(

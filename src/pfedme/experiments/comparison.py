@@ -8,7 +8,7 @@ import io
 
 import numpy as np
 
-from pfedme.algorithms import Algorithm, FedAvg, PerFedAvg, PFedMe
+from pfedme.cost import gradients
 from pfedme.experiments.finding import Finding, failing, judge
 from pfedme.experiments.paper import SAME, Scale, Version, algorithms, run_of
 from pfedme.experiments.study import Estimate, Study, Wish, last, markdown
@@ -141,16 +141,6 @@ COMPARISONS = {
     "figure6": Comparison(6, "mnist", {"mlr": (1.1, 1.3, 1.5), "dnn": (0.9, 0.9, 1.3)}),
     "figure7": Comparison(7, "synthetic", {"mlr": (6.1, 3.8, 5.2), "dnn": (3.9, 0.7, 3.1)}),
 }
-
-
-def gradients(algorithm: Algorithm) -> int:
-    """Mini-batch gradients that a client computes in a round; a Hessian-vector product counts as two."""
-    if isinstance(algorithm, PFedMe):
-        return algorithm.R * algorithm.K
-    if isinstance(algorithm, PerFedAvg):
-        return algorithm.R * {"exact": 4, "difference": 4, "first-order": 2}[algorithm.hessian]
-    assert isinstance(algorithm, FedAvg)
-    return algorithm.R
 
 
 def write_cost(study: Study, scale: Scale) -> Finding:

@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 
 from pfedme.federation import Federation
+from pfedme.metrics import deviations
+from pfedme.report.spread import cautions, columns, unlike
 
 
 def describe(federation: Federation) -> dict[str, Any]:
-    """Sizes, labels, and what deserves a warning."""
+    """Sizes, labels, columns, how unlike clients are, and what deserves a warning."""
     f, counts = federation, federation.count
-    labels = f.label_counts()
-    own = (labels > 0).sum(axis=1)
-    return {
+    told = {
         "clients": f.clients,
         "rows": int(counts.sum()),
         "train_rows": int(f.n_train.sum()),
@@ -27,11 +27,49 @@ def describe(federation: Federation) -> dict[str, Any]:
         "train_rows_per_client": {"min": int(f.n_train.min()), "max": int(f.n_train.max())},
         "features": f.features,
         "classes": f.classes,
+        **(numbers(f) if f.classes == 0 else classes(f)),
+        "note": f.note,
+    }
+    told["warnings"] += cautions(f)
+    target = {"name": f.schema.label, "labels": list(f.schema.labels)} if f.schema else None
+    return {**told, "target": target, "columns": columns(f), "unlike": unlike(f)}
+
+
+def classes(federation: Federation) -> dict[str, Any]:
+    """How a classification's labels are spread over clients."""
+    labels = federation.label_counts()
+    own = (labels > 0).sum(axis=1)
+    return {
         "labels_per_client": {"min": int(own.min()), "max": int(own.max())},
         "rows_per_label": labels.sum(axis=0).tolist(),
-        "note": f.note,
-        "warnings": warnings(f, own),
+        "warnings": warnings(federation, own),
     }
+
+
+def numbers(federation: Federation) -> dict[str, Any]:
+    """How a regression's labels are spread over clients, in the units that they came in."""
+    f, said = federation, []
+    y = f.labels_in_units()
+    mean, std = label_mean_std(f)
+    untested = int((f.n_test == 0).sum())
+    constant = int(((std == 0) & (f.n_test > 0)).sum())
+    if untested:
+        said.append(f"{_clients(untested)} no test rows and will not be in R² and RMSE.")
+    if constant:
+        said.append(f"{_clients(constant)} labels that are all alike, so that it has no R² of its own.")
+    return {
+        "label": {"mean": float(y.mean()), "std": float(y.std()), "min": float(y.min()), "max": float(y.max())},
+        "label_mean_per_client": {"min": float(mean.min()), "max": float(mean.max())},
+        "label_std_per_client": {"min": float(std.min()), "max": float(std.max())},
+        "warnings": said,
+    }
+
+
+def label_mean_std(federation: Federation) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation of each client's labels in a regression, in the units that they came in."""
+    f, y = federation, federation.labels_in_units()
+    owner = np.repeat(np.arange(f.clients), f.count)
+    return np.bincount(owner, y, f.clients) / f.count, np.sqrt(deviations(y, owner, f.clients) / f.count)
 
 
 def warnings(federation: Federation, labels_of_client: np.ndarray) -> list[str]:

@@ -12,6 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FormatStrFormatter
 
+from pfedme.report.measure import ACCURACY, measure_of
+
 KINDS = ("global", "local", "personal")
 History = Sequence[dict[str, Any]]
 
@@ -21,7 +23,7 @@ DASHES = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (5, 1, 1, 1)), (0, (8, 2)), (0, (
 
 
 def curves(runs: Mapping[str, Sequence[History]]) -> bytes:
-    """A PNG of test accuracy and training loss against rounds.
+    """A PNG of test accuracy, or R², and training loss against rounds.
 
     `runs` maps an algorithm's name to its histories, one a seed. With one algorithm its models share the
     panels; with several each model has panels of its own, and `alone` is drawn in all of them.
@@ -34,9 +36,9 @@ def curves(runs: Mapping[str, Sequence[History]]) -> bytes:
         figsize=(7.2, 2.9) if single else (3.0 * columns + 0.4, 5.0), layout="constrained", dpi=200
     )
     axes = figure.subplots(1, 2) if single else figure.subplots(2, columns, squeeze=False, sharey="row")
-    for row, (measure, label) in enumerate(
-        (("accuracy", "test accuracy (%)"), ("train_loss", "training loss"))
-    ):
+    last = (history[-1] for histories in runs.values() for history in histories)
+    what = next(map(measure_of, last), ACCURACY)
+    for row, (measure, label) in enumerate(((what.key, what.axis), ("train_loss", "training loss"))):
         for column, kind in enumerate(kinds):
             at: Axes = axes[row] if single else axes[row, column]
             for k, (name, histories) in enumerate(runs.items()):
@@ -83,7 +85,7 @@ def panels(
     for at, (measure, title) in zip(axes, places, strict=True):
         for curve in columns[title]:
             _curve(at, curve, measure)
-        dress(at, measure, x, {"accuracy": "test accuracy (%)"}.get(measure, "training loss"), title)
+        dress(at, measure, x, ACCURACY.axis if measure == "accuracy" else "training loss", title)
         gone = tuple(dict.fromkeys(curve.diverged for curve in columns[title] if curve.diverged))
         labels = [str(line.get_label()) for line in _zoom(at)]
         off = [label for label in labels if not label.startswith(gone or ("-",))]

@@ -5,9 +5,12 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from pfedme.report.measure import ACCURACY, Measure, measure_of
 
 if TYPE_CHECKING:
     from pfedme.offer import Level
@@ -18,58 +21,85 @@ Finals = Sequence[Mapping[str, Any]]
 """The `final` entries of runs that differ only in their seed."""
 
 
-def mean_std(finals: Finals, kind: str, measure: str = "accuracy") -> tuple[float, float] | None:
-    """Mean and standard deviation over seeds of a model's measure, in percent; None if it does not exist."""
+def data_name(data: Mapping[str, Any]) -> str:
+    """What a reader calls the data that a record describes: a name, or a table's file and what it predicts.
+
+    >>> data_name({"name": "table", "path": "/home/me/patients.csv", "label": "outcome"})
+    "patients.csv ('outcome')"
+    """
+    if data["name"] != "table":
+        return data["name"]
+    return Path(data["path"]).name + (f" ('{data['label']}')" if data["label"] else "")
+
+
+def measure(results: Mapping[str, Finals]) -> Measure:
+    """What the models of a comparison are judged by."""
+    return next((measure_of(final) for finals in results.values() for final in finals), ACCURACY)
+
+
+def mean_std(finals: Finals, kind: str, of_clients: str | None = None) -> tuple[float, float] | None:
+    """Mean and standard deviation over seeds of a model's accuracy in percent, or of its R²; or of a number
+    `of_clients`, such as their `worst_decile`. None if it does not exist."""
     values = []
     if not finals:
         return None
     for final in finals:
-        entry = final.get(kind)
-        if entry is None or entry["accuracy"] is None:
+        entry, what = final.get(kind), measure_of(final)
+        if entry is None or (own := what.of(entry)) is None or (of_clients and not entry["clients"]):
             return None
-        values.append(entry["accuracy"] if measure == "accuracy" else entry["clients"][measure])
-    return 100 * float(np.mean(values)), 100 * float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
+        values.append(what.scale * entry["clients"][of_clients] if of_clients else own)
+    return float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
 
 
-def percent(value: tuple[float, float] | None, seeds: int) -> str:
+def shown(value: tuple[float, float] | None, seeds: int, what: Measure = ACCURACY) -> str:
     """`83.21` or `83.21 ± 0.12`; a dash for nothing."""
     if value is None:
         return "–"
-    return f"{value[0]:.2f} ± {value[1]:.2f}" if seeds > 1 else f"{value[0]:.2f}"
+    return " ± ".join(what.text(number) for number in (value if seeds > 1 else value[:1]))
 
 
 def rows(results: Mapping[str, Finals]) -> list[list[str]]:
-    """For each algorithm: its name, the accuracy of its three models, and the worst tenth's of the last."""
-    table = []
+    """For each algorithm: its name, the accuracy (or R²) of its three models, and the worst tenth's of the
+    last."""
+    table, what = [], measure(results)
     for name, finals in results.items():
         if not finals:
             table.append([name, *["diverged"] * 4])
             continue
         last = [kind for kind in KINDS if kind in finals[0]][-1]
         values = [mean_std(finals, kind) for kind in KINDS] + [mean_std(finals, last, "worst_decile")]
-        table.append([name, *(percent(v, len(finals)) for v in values)])
+        table.append([name, *(shown(v, len(finals), what) for v in values)])
     return table
 
 
-HEADER = ["algorithm", "global %", "local %", "personal %", "worst tenth %"]
+def header(results: Mapping[str, Finals]) -> list[str]:
+    """The columns of `rows`."""
+    return ["algorithm", *(f"{title} {measure(results).sign}" for title in (*KINDS, "worst tenth"))]
 
 
 def comparison_csv(results: Mapping[str, Finals]) -> str:
-    """algorithm, evaluated, mean, std, worst_decile, seeds: a row for each model, accuracies as fractions."""
-    text = io.StringIO()
+    """algorithm, evaluated, mean, std, worst_decile, seeds: a row for each model, accuracies as fractions.
+
+    In a regression they are R², and the mean of `rmse` over seeds follows.
+    """
+    text, what = io.StringIO(), measure(results)
     table = csv.writer(text, lineterminator="\n")
-    table.writerow(["algorithm", "evaluated", "mean", "std", "worst_decile", "seeds"])
+    extra = [] if what is ACCURACY else ["rmse"]
+    table.writerow(["algorithm", "evaluated", "mean", "std", "worst_decile", "seeds", *extra])
     for name, finals in results.items():
         for kind in KINDS:
-            accuracy, worst = mean_std(finals, kind), mean_std(finals, kind, "worst_decile")
-            if accuracy and worst:
-                numbers = [f"{v / 100:.6f}" for v in (*accuracy, worst[0])]
-                table.writerow([name, kind, *numbers, len(finals)])
+            value, worst = mean_std(finals, kind), mean_std(finals, kind, "worst_decile")
+            if value is None:
+                continue
+            numbers = ["" if v is None else f"{v / what.scale:.6f}" for v in (*value, worst and worst[0])]
+            errors = [f"{np.mean([final[kind][key] for final in finals]):.6g}" for key in extra]
+            table.writerow([name, kind, *numbers, len(finals), *errors])
     return text.getvalue()
 
 
 def sentences(results: Mapping[str, Finals]) -> list[str]:
     """What the numbers of a comparison say, in two or three sentences."""
+    what = measure(results)
     best = {
         name: max((value[0], kind) for kind in KINDS if (value := mean_std(finals, kind)))
         for name, finals in results.items()
@@ -79,26 +109,24 @@ def sentences(results: Mapping[str, Finals]) -> list[str]:
     together = {name: value for name, value in best.items() if name != "alone"}
     if "alone" in best and together:
         name = max(together, key=lambda n: together[n][0])
-        accuracy, kind = together[name]
-        gain = accuracy - best["alone"][0]
+        value, kind = together[name]
+        gain = value - best["alone"][0]
         verdict = (
-            f"clients are better off alone, by {-gain:.1f} points"
-            if gain < -0.05
-            else f"joining pays, by {gain:.1f} points"
-            if gain > 0.05
-            else "joining changes nothing on average"
+            "joining changes nothing on average"
+            if what.level(gain)
+            else f"{'joining pays' if gain > 0 else 'clients are better off alone'}, by {what.apart(gain)}"
         )
         said.append(
-            f"A client that trains alone reaches {best['alone'][0]:.1f} %, and the best federated model, "
-            f"{name}'s {kind} one, {accuracy:.1f} %: on this federation {verdict}."
+            f"A client that trains alone reaches {what.told(best['alone'][0])}, and the best federated model, "
+            f"{name}'s {kind} one, {what.told(value)}: on this federation {verdict}."
         )
     if "pfedme" in results and (own := mean_std(results["pfedme"], "personal")):
         shared = mean_std(results["pfedme"], "global")
         assert shared is not None
-        text = f"pFedMe's personal models are {_apart(own[0] - shared[0])} its own global model"
+        text = f"pFedMe's personal models are {_apart(own[0] - shared[0], what)} its own global model"
         if "fedavg" in results and (local := mean_std(results["fedavg"], "local")):
             text += (
-                f" and {_apart(own[0] - local[0])} FedAvg's local models, their like: both have been adapted "
+                f" and {_apart(own[0] - local[0], what)} FedAvg's local models, their like: both have been adapted "
                 "to the client, for a K-th of the gradients in FedAvg's case"
             )
         said.append(text + ".")
@@ -109,7 +137,17 @@ def sentences(results: Mapping[str, Finals]) -> list[str]:
 
 def offer_sentences(found: Personalized) -> list[str]:
     """What clients chose and gain, and what `harmed` means."""
-    chosen = [found.candidates[k].name for k in found.choice]
+    tested = ~np.isnan(found.accuracy(found.recommended))
+    gains = {name: [a[tested] for a in found.gain(found.of(name))] for name in ("alone", "global")}
+    return [
+        *choice_sentences([found.candidates[k].name for k in found.choice], gains),
+        "Harmed are clients more than one point below alone, beyond that interval.",
+    ]
+
+
+def choice_sentences(chosen: Sequence[str], gains: Mapping[str, Sequence[np.ndarray]]) -> list[str]:
+    """What clients chose, and the gain of those who can be tested, with the half-width of its interval, over
+    each of the models that `gains` names."""
     kinds = {
         "alone": "train alone",
         "global": "take the global model as it is",
@@ -119,15 +157,12 @@ def offer_sentences(found: Personalized) -> list[str]:
     }
     counts = [f"{chosen.count(kind)} {text}" for kind, text in kinds.items() if kind in chosen]
     said = [f"By their own validation rows {', '.join(counts)}."]
-    for name in ("alone", "global"):
-        gain, interval = found.gain(found.of(name))
-        tested = ~np.isnan(found.accuracy(found.recommended))
-        sure = int((gain - interval > 0)[tested].sum()), int((gain + interval < 0)[tested].sum())
+    for name, (gain, interval) in gains.items():
+        sure = int((gain - interval > 0).sum()), int((gain + interval < 0).sum())
         said.append(
-            f"The recommended models are {_apart(100 * float(gain[tested].mean()))} {name} in the mean over "
-            f"clients; {sure[0]} of {tested.sum()} gain and {sure[1]} lose beyond their own 95 % interval."
+            f"The recommended models are {_apart(100 * float(gain.mean()))} {name} in the mean over "
+            f"clients; {sure[0]} of {len(gain)} gain and {sure[1]} lose beyond their own 95 % interval."
         )
-    said.append("Harmed are clients more than one point below alone, beyond that interval.")
     return said
 
 
@@ -142,7 +177,7 @@ def newcomer_sentence(levels: Sequence[Level]) -> str:
     return f"Of {tried} rows, joining pays (a point or more above alone) with {', '.join(map(str, paying))}."
 
 
-def _apart(points: float) -> str:
-    if abs(points) < 0.05:
+def _apart(difference: float, what: Measure = ACCURACY) -> str:
+    if what.level(difference):
         return "level with"
-    return f"{abs(points):.1f} points {'above' if points > 0 else 'below'}"
+    return f"{what.apart(difference)} {'above' if difference > 0 else 'below'}"

@@ -6,19 +6,22 @@ import csv
 import io
 from typing import TYPE_CHECKING
 
+from pfedme.report import tables
+
 if TYPE_CHECKING:
     from pfedme.tune import Tried, Tuning
 
 
 def header(tuning: Tuning) -> list[str]:
     """The columns of `row`."""
-    return ["trial", "state", *tuning.search.space, "validation %", "rounds"]
+    return ["trial", "state", *tuning.search.space, f"validation {tuning.measure.sign}", "rounds"]
 
 
 def row(trial: Tried, tuning: Tuning) -> list[str]:
     """A trial for reading; a dash for what it does not have."""
     settings = [str(trial.settings.get(name, "–")) for name in tuning.search.space]
-    accuracy = "–" if trial.accuracy is None else f"{100 * trial.accuracy:.2f}"
+    what = tuning.measure
+    accuracy = what.text(None if trial.accuracy is None else what.scale * trial.accuracy)
     return [str(trial.number), trial.state, *settings, accuracy, str(trial.rounds)]
 
 
@@ -38,11 +41,11 @@ def what_mattered(tuning: Tuning) -> str:
 
 
 def trials_csv(tuning: Tuning) -> str:
-    """A row a trial, in their order; accuracies are fractions."""
+    """A row a trial, in their order; accuracies are fractions, and in a regression R²."""
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     space = tuning.search.space
-    table.writerow(["trial", "state", *space, "validation_accuracy", "rounds"])
+    table.writerow(["trial", "state", *space, f"validation_{tuning.measure.key}", "rounds"])
     for trial in tuning.trials:
         cells = [trial.settings.get(name, "") for name in space]
         accuracy = "" if trial.accuracy is None else trial.accuracy
@@ -53,12 +56,13 @@ def trials_csv(tuning: Tuning) -> str:
 def trials_md(tuning: Tuning) -> str:
     """A page: the best settings, how the trials ended, and all of them, the best first."""
     run, lines = tuning.search.run, []
-    lines.append(f"# Hyperparameters of {run.algorithm.name} on {run.data.name}\n")
+    lines.append(f"# Hyperparameters of {run.algorithm.name} on {tables.data_name(run.to_json()['data'])}\n")
     lines.append(f"{counts(tuning)} Judged on validation rows; test rows were not read.\n")
     if tuning.best:
-        best = tuning.best[0]
+        best, what = tuning.best[0], tuning.measure
+        value = what.pattern.format(what.text(what.scale * (best.accuracy or 0.0)))
         lines.append(
-            f"Best: {100 * (best.accuracy or 0.0):.2f} % with the {best.model} model, in trial {best.number}."
+            f"Best: {value} with the {best.model} model, in trial {best.number}."
             " To train with these settings on all training rows:\n"
         )
         lines.append(f"```sh\n{tuning.run.command()}\n```\n")

@@ -1,0 +1,202 @@
+"""What a page tells about single clients: how they do, what they gain, what they chose."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from pfedme.personalize import PATH
+from pfedme.report.html.groups import Group, number, numbers
+from pfedme.report.html.read import Columns, Told
+from pfedme.report.measure import ACCURACY
+
+MOST = 2000
+"""Clients that a chart shows; of more it shows a sample."""
+MOST_IN_ALL = 10_000
+"""Points of all such charts together, to keep the page small."""
+WORST = 10
+LONGEST = 80
+"""Letters of a client's name that are shown."""
+
+
+def joined(tables: Sequence[Columns], columns: Sequence[str]) -> Columns:
+    """A row a client: the means of columns over the tables in which the client has a value."""
+    names = np.concatenate([table["client"] for table in tables])
+    client, first, place = np.unique(names, return_index=True, return_inverse=True)
+    order = np.argsort(first)  # as they are first met
+    out: Columns = {"client": client[order]}
+    for column in ("n_train", "n_test", *columns):
+        values = np.concatenate([table[column] for table in tables])
+        known = ~np.isnan(values)
+        count = np.bincount(place[known], minlength=len(client))
+        total = np.bincount(place[known], values[known], len(client))
+        out[column] = np.where(count > 0, total / np.maximum(count, 1), np.nan)[order]
+    return out
+
+
+def sample(table: Columns, most: int) -> tuple[Columns, int]:
+    """At most so many of the clients, drawn at random but the same ones each time, and how many there are."""
+    clients = len(table["client"])
+    if clients <= most:
+        return table, clients
+    some = np.sort(np.random.default_rng(0).choice(clients, most, replace=False))
+    return {name: column[some] for name, column in table.items()}, clients
+
+
+def listed(table: Columns, most: int) -> dict[str, Any]:
+    """A table for the page: `of` clients, and lists of those that are shown."""
+    shown, clients = sample(table, most)
+    return {
+        "of": clients,
+        **{
+            name: [short(v) for v in column] if column.dtype == object else numbers(column.tolist())
+            for name, column in shown.items()
+        },
+    }
+
+
+def short(name: str) -> str:
+    """A client's name, cut where it is very long."""
+    return name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…"
+
+
+def of_clients(group: Group) -> Columns | None:
+    """How each client does with each model, in the mean over seeds; None if the folders do not tell."""
+    tables = [told.clients for told in group.finished if told.clients]
+    columns = [f"{kind}_{group.of_client}" for kind in group.kinds]
+    if not tables or not all(column in table for table in tables for column in columns):
+        return None
+    found = joined(tables, columns)
+    for kind, column in zip(group.kinds, columns, strict=True):
+        found[kind] = found.pop(column)
+    return found
+
+
+def gain_over_alone(group: Group, alone: Group) -> Columns | None:
+    """What each client gains by a group's most personal model, from runs with the same seeds.
+
+    The interval is `personalize.paired`'s, 1.96 √(b + c + 1)/n, with as many rows b + c on which one model is
+    right and the other wrong as there would be if their errors had nothing to do with each other. As a rule
+    they have, so that the interval is wider than it need be.
+    """
+    mine, theirs = f"{group.kinds[-1]}_{group.of_client}", f"{alone.kinds[-1]}_{alone.of_client}"
+    others = {told.run.seed: told.clients for told in alone.finished}
+    tables = []
+    for told in group.finished:
+        own, other = told.clients, others.get(told.run.seed)
+        if own is None or other is None or mine not in own or theirs not in other:
+            continue
+        _, here, there = np.intersect1d(own["client"], other["client"], return_indices=True)
+        here, there = here[np.argsort(here)], there[np.argsort(here)]
+        table = {name: own[name][here] for name in ("client", "n_train", "n_test")}
+        tables.append(table | {"mine": own[mine][here], "alone": other[theirs][there]})
+    if not tables:
+        return None
+    found = joined(tables, ("mine", "alone"))
+    p, q, n = found["mine"], found["alone"], found["n_test"]
+    found["gain"] = q - p if group.of_client == "rmse" else p - q
+    if group.of_client == ACCURACY.key:
+        found["ci"] = 1.96 * np.sqrt(n * (p * (1 - q) + q * (1 - p)) + 1) / np.maximum(n, 1)
+    return found
+
+
+def gain_of_offer(told: Told, measure: str) -> Columns:
+    """What each client gains by the model that it chose, from personalized.csv."""
+    assert told.offered is not None
+    found = {name: told.offered[name] for name in ("client", "n_train", "n_test", "choice")}
+    nothing = np.full(len(found["client"]), np.nan)
+    found["mine"] = told.offered.get(f"recommended_{measure}", nothing)
+    found["alone"] = told.offered.get(f"alone_{measure}", nothing)
+    found["gain"], found["ci"] = (told.offered[f"gain_over_alone{suffix}"] for suffix in ("", "_ci95"))
+    lam = told.offered["lam"]
+    found["choice"] = np.array(
+        [
+            f"λ = {v:g}" if c in ("personal", "given") else c
+            for c, v in zip(found["choice"], lam, strict=True)
+        ],
+        object,
+    )
+    return found
+
+
+def panel(found: Columns, most: int) -> dict[str, Any]:
+    """Gains for the page, the smallest first: their mean, how many are sure, and a sample of them."""
+    found = {name: column[~np.isnan(found["gain"])] for name, column in found.items()}
+    order = np.argsort(found["gain"], kind="stable")
+    found = {name: column[order] for name, column in found.items()}
+    gain, ci = found["gain"], found.get("ci")
+    sure = {} if ci is None else {"up": int((gain - ci > 0).sum()), "down": int((gain + ci < 0).sum())}
+    return {
+        "mean": number(float(gain.mean()) if len(gain) else None),
+        "above": int((gain > 0).sum()),
+        "below": int((gain < 0).sum()),
+        **sure,
+        "clients": listed(found, most),
+    }
+
+
+def worst(groups: Sequence[Group], tables: Sequence[Columns | None]) -> list[dict[str, Any]]:
+    """The clients that each group does worst by, beside what the others do for them."""
+    found = []
+    for place, (group, table) in enumerate(zip(groups, tables, strict=True)):
+        if table is None:
+            continue
+        value = table[group.kinds[-1]]
+        known = np.flatnonzero(~np.isnan(value))
+        bad = -value if group.of_client == "rmse" else value
+        # Of two equal ones the one with more test rows, whose number says more.
+        some = known[np.lexsort((-table["n_test"][known], bad[known]))][:WORST]
+        side = [k for k, g in enumerate(groups) if g.problem == group.problem and tables[k] is not None]
+        side = [k for k in side if groups[k].of_client == group.of_client]
+        found.append(
+            {
+                "group": place,
+                "beside": side,
+                "clients": [
+                    {
+                        "client": short(str(table["client"][i])),
+                        "n_train": number(float(table["n_train"][i])),
+                        "n_test": number(float(table["n_test"][i])),
+                        "values": [
+                            _of(tables[k], groups[k].kinds[-1], str(table["client"][i])) for k in side
+                        ],
+                    }
+                    for i in some
+                ],
+            }
+        )
+    return found
+
+
+def _of(table: Columns | None, kind: str, client: str) -> float | int | None:
+    at = np.flatnonzero(table["client"] == client) if table is not None else []
+    return number(float(table[kind][at[0]])) if table is not None and len(at) else None
+
+
+def chosen(told: Told) -> list[dict[str, Any]]:
+    """How many clients chose which model, the most shared one first."""
+    assert told.offered is not None
+    choice, lam = told.offered["choice"], told.offered["lam"]
+    own = np.isin(choice, ("personal", "given"))
+    path = sorted({*PATH, *lam[own].tolist()}, reverse=True)
+    counts = [("global", int((choice == "global").sum()))]
+    counts += [(f"λ = {v:g}", int((own & (lam == v)).sum())) for v in path]
+    counts += [(name, int((choice == name).sum())) for name in ("fine-tuned", "alone")]
+    return [{"label": label, "clients": count} for label, count in counts]
+
+
+def newcomers(told: Told) -> dict[str, Any]:
+    """How newcomers fare with each method, by the number of their rows."""
+    table = told.newcomers
+    assert table is not None
+    rows = sorted(set(table["rows"].tolist()))
+    methods = {}
+    for name in dict.fromkeys(table["method"].tolist()):
+        of = {
+            r: v for r, v, m in zip(table["rows"], table["mean"], table["method"], strict=True) if m == name
+        }
+        methods[name] = numbers(of.get(r) for r in rows)
+    clients = dict(zip(table["rows"].tolist(), table["clients"].tolist(), strict=True))
+    return {"rows": numbers(rows), "clients": numbers(clients[r] for r in rows), "methods": methods}

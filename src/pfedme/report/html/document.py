@@ -1,0 +1,178 @@
+"""All that a page says, as one JSON document."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from pfedme import __version__
+from pfedme.algorithms import PFedMe
+from pfedme.cost import bytes_sent, gradients
+from pfedme.report.html import clients
+from pfedme.report.html.groups import Group, estimate, grouped, number, numbers
+from pfedme.report.html.read import Told
+from pfedme.report.html.words import about, headline, title
+from pfedme.report.measure import ACCURACY, R2
+
+POINTS = 200
+"""Of a curve; of more evaluations it shows so many."""
+POINTS_IN_ALL = 6000
+
+
+def document(runs: Sequence[Told]) -> dict[str, Any]:
+    """The document of a page about these runs."""
+    groups, notices = grouped(runs)
+    problems = list(dict.fromkeys(group.problem for group in groups))
+    tables = [clients.of_clients(group) for group in groups]
+    offers = [(place, told) for place, group in enumerate(groups) for told in group.finished if told.offered]
+    most = min(clients.MOST, clients.MOST_IN_ALL // max(1, len(groups) + len(offers)))
+    return {
+        "version": __version__,
+        "title": title(runs),
+        "about": about(groups, tables) if groups else ["None of these runs has begun."],
+        "headline": headline(groups),
+        "notices": notices,
+        "measures": {
+            m.key: {"name": m.name, "sign": m.sign, "axis": m.axis, "scale": m.scale, "digits": m.digits}
+            for m in (ACCURACY, R2)
+        },
+        "groups": [
+            {
+                "label": group.label,
+                "problem": problems.index(group.problem),
+                "algorithm": group.name,
+                "measure": group.measure.key,
+                "of_client": group.of_client,
+                "seeds": [told.run.seed for told in group.runs],
+                "finished": len(group.finished),
+                "status": group.runs[0].record["status"],
+                "kinds": group.kinds,
+                "final": final(group),
+                "curves": curves(group, max(20, min(POINTS, POINTS_IN_ALL // len(groups)))),
+                "clients": clients.listed(table, most) if table else None,
+                "cost": cost(group),
+                "commands": [told.run.command() for told in group.runs],
+            }
+            for group, table in zip(groups, tables, strict=True)
+        ],
+        "gains": gains(groups, offers, most),
+        "worst": clients.worst(groups, tables),
+        "chosen": [
+            {"label": groups[k].one(told), "group": k, "counts": clients.chosen(told)} for k, told in offers
+        ],
+        "methods": [
+            {"label": groups[k].one(told), "measure": groups[k].measure.key, "methods": told.methods}
+            for k, told in offers
+            if told.methods
+        ],
+        "newcomers": [
+            {"label": group.one(told), "measure": group.measure.key, **clients.newcomers(told)}
+            for group in groups
+            for told in group.finished
+            if told.newcomers
+        ],
+        "environments": environments(groups),
+    }
+
+
+def final(group: Group) -> dict[str, Any]:
+    """The result of each model: value and interval over seeds, that of the worst tenth, and errors."""
+    what, found = group.measure, {}
+    for kind in group.kinds if group.finals else []:
+        own = [entry[kind] for entry in group.finals]
+        value, ci = estimate([entry.get(what.key) for entry in own])
+        worst, worst_ci = estimate([(entry.get("clients") or {}).get("worst_decile") for entry in own])
+        found[kind] = {
+            "value": number(value), "ci": number(ci), "worst": number(worst), "worst_ci": number(worst_ci),
+        }  # fmt: skip
+        if what is R2:
+            found[kind]["rmse"] = number(estimate([entry.get("rmse") for entry in own])[0])
+    return found
+
+
+def curves(group: Group, most: int) -> dict[str, Any]:
+    """What was evaluated round by round: for each model and measure the mean over seeds, and its interval."""
+    at = sorted({entry["round"] for history in group.histories for entry in history})
+    if len(at) > most:
+        at = [at[k] for k in np.unique(np.linspace(0, len(at) - 1, most).round().astype(int))]
+    by_round = [{entry["round"]: entry for entry in history} for history in group.histories]
+    found: dict[str, Any] = {"rounds": at}
+    for kind in group.kinds:
+        found[kind] = {}
+        for key in (group.measure.key, "train_loss"):
+            there = [[own[t].get(kind, {}).get(key) for own in by_round if t in own] for t in at]
+            means = [estimate(values) for values in there]
+            if any(mean is not None for mean, _ in means):
+                found[kind][key] = numbers(mean for mean, _ in means)
+                if any(ci is not None for _, ci in means):
+                    found[kind][f"{key}_ci"] = numbers(ci for _, ci in means)
+    return found
+
+
+def cost(group: Group) -> dict[str, Any] | None:
+    """Seconds, in the mean over seeds; bytes sent by all; and gradients of a client in a round and in all."""
+    if not group.finished:
+        return None
+    run = group.finished[0].run
+    size = group.finished[0].size
+    each: float = gradients(run.algorithm)
+    if isinstance(run.algorithm, PFedMe) and run.algorithm.nu:
+        steps, _ = estimate([(entry.get("inner") or {}).get("steps") for entry in group.finals])
+        each = float("nan") if steps is None else run.algorithm.R * steps
+    sent = 0 if not run.algorithm.has_global else bytes_sent(run, size) if size else None
+    return {
+        **{
+            key: number(estimate([told.record["timing"][key] for told in group.finished])[0])
+            for key in ("compile_s", "train_s", "eval_s")
+        },
+        "size": size,
+        "bytes": sent,
+        "gradients": number(each),
+        "gradients_in_all": number(each * run.rounds),
+    }
+
+
+def gains(groups: Sequence[Group], offers: Sequence[tuple[int, Told]], most: int) -> list[dict[str, Any]]:
+    """Each client's gain over training alone: by the model it chose, and by those of runs beside `alone`."""
+    found = []
+    for place, told in offers:
+        key = groups[place].measure.key
+        label = f"{groups[place].one(told)}: the model each client chose"
+        panel = clients.panel(clients.gain_of_offer(told, key), most)
+        found.append({"label": label, "group": place, "measure": key, "paired": True, **panel})
+    for place, group in enumerate(groups):
+        table = clients.gain_over_alone(group, rival) if (rival := _alone(group, groups)) else None
+        if table is not None:
+            label = f"{group.label}: {group.kinds[-1]} model"
+            panel = clients.panel(table, most)
+            found.append(
+                {"label": label, "group": place, "measure": group.of_client, "paired": False, **panel}
+            )
+    return [panel for panel in found if panel["mean"] is not None]
+
+
+def _alone(group: Group, groups: Sequence[Group]) -> Group | None:
+    """The runs of `alone` to measure a group by: the most accurate ones, which joining has to beat."""
+    if group.name == "alone" or not group.finals:
+        return None
+    like = [g for g in groups if g.name == "alone" and g.finals and g.problem == group.problem]
+    like = [g for g in like if g.of_client == group.of_client]
+    values = [estimate([g.measure.of(final["personal"]) for final in g.finals])[0] for g in like]
+    known = [(value, k) for k, value in enumerate(values) if value is not None]
+    return like[max(known)[1]] if known else None
+
+
+def environments(groups: Sequence[Group]) -> list[dict[str, Any]]:
+    """What the numbers were made with, and by which groups."""
+    found: dict[str, dict[str, Any]] = {}
+    for group in groups:
+        for told in group.runs:
+            about = {"pfedme": told.record.get("version"), **told.record.get("environment", {})}
+            facts = {k: ", ".join(map(str, v)) if isinstance(v, list) else str(v) for k, v in about.items()}
+            own = found.setdefault(json.dumps(facts), {"facts": facts, "groups": []})
+            if group.label not in own["groups"]:
+                own["groups"].append(group.label)
+    return list(found.values())

@@ -1,0 +1,190 @@
+"""Runs that belong together: the seeds of one method, and the methods that can be put side by side."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import shlex
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from scipy.special import stdtrit
+
+from pfedme.report.html.read import Told
+from pfedme.report.measure import ACCURACY, Measure, measure_of
+from pfedme.report.tables import KINDS, data_name
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """Runs that differ in their seed alone."""
+
+    label: str
+    where: str
+    """What sets its problem apart from the others' on the page: ` on mnist`; empty if they share one."""
+    runs: list[Told]
+
+    @property
+    def name(self) -> str:
+        """The algorithm's name."""
+        return self.runs[0].run.algorithm.name
+
+    @cached_property
+    def problem(self) -> str:
+        """The data and the model, which methods must share to be put side by side."""
+        return problem(self.runs[0])
+
+    @cached_property
+    def finished(self) -> list[Told]:
+        """The runs with a result."""
+        return [told for told in self.runs if told.finished]
+
+    @cached_property
+    def finals(self) -> list[dict[str, Any]]:
+        """Their last evaluations."""
+        return [told.record["final"] for told in self.finished]
+
+    @cached_property
+    def histories(self) -> list[list[dict[str, Any]]]:
+        """What was evaluated of the finished runs; if there are none, of the others."""
+        runs = self.finished or self.runs
+        return [told.record["history"] for told in runs if told.record["history"]]
+
+    @cached_property
+    def entries(self) -> list[dict[str, Any]]:
+        """The last evaluation of each of these."""
+        return self.finals or [history[-1] for history in self.histories]
+
+    @property
+    def kinds(self) -> list[str]:
+        """The models that exist, the most personal one last."""
+        return [kind for kind in KINDS if self.entries and kind in self.entries[0]]
+
+    @property
+    def measure(self) -> Measure:
+        """What the models are judged by."""
+        return measure_of(self.entries[0]) if self.entries else ACCURACY
+
+    @cached_property
+    def of_client(self) -> str:
+        """What single clients are judged by, as far as clients.csv tells: the measure, or `rmse`."""
+        tables = [told.clients for told in self.finished if told.clients]
+        there = all(f"{kind}_{self.measure.key}" in table for table in tables for kind in self.kinds)
+        return self.measure.key if there or self.measure is ACCURACY else "rmse"
+
+    def one(self, told: Told) -> str:
+        """The label of a single run of the group."""
+        return self.label if len(self.runs) == 1 else f"{self.label}, seed {told.run.seed}"
+
+
+def option(told: Told, name: str) -> str:
+    """What the command of a run gives to an option."""
+    words = shlex.split(told.run.command())
+    return words[words.index(name) + 1] if name in words else ""
+
+
+def problem(told: Told) -> str:
+    """The data and the model of a run, and which clients take part."""
+    config = told.record["config"]
+    return json.dumps([config["data"], config["model"], config.get("holdout_clients")], sort_keys=True)
+
+
+def data_text(told: Told) -> str:
+    """A run's data with its options: `synthetic:rows=60`; of a table its file and what it predicts."""
+    is_table = told.run.data.name == "table"
+    return data_name(told.record["config"]["data"]) if is_table else option(told, "--data")
+
+
+def place(told: Told) -> tuple[str, str, str]:
+    """The problem in words, by its parts."""
+    later = told.run.holdout_clients
+    without = f" without {100 * later:g} % of the clients" if later else ""
+    return f" on {data_text(told)}", f" with {option(told, '--model')}", without
+
+
+def grouped(runs: Iterable[Told]) -> tuple[list[Group], list[dict[str, str]]]:
+    """The groups, in the order in which they are first met, and notices on runs that are in none of them or
+    have no result."""
+    members: dict[str, dict[int, Told]] = {}
+    notices = []
+    for told in runs:
+        key = json.dumps({k: v for k, v in told.record["config"].items() if k != "seed"}, sort_keys=True)
+        status, seed = told.record["status"], told.run.seed
+        about = {"run": f"{told.run.algorithm.name}, seed {seed}", "path": str(told.path)}
+        if status != "not begun":
+            twin = members.setdefault(key, {}).setdefault(seed, told)
+            if twin is not told:
+                if not twin.finished and told.finished:
+                    members[key][seed], twin = told, twin
+                    about["path"] = str(twin.path)
+                same = str(members[key][seed].path)
+                notices.append({**about, "status": "repeated", "reason": f"The same run is in {same}."})
+                continue
+        if status == "diverged":
+            notices.append({**about, "status": status, "reason": told.record.get("reason") or ""})
+        elif status != "finished":
+            done = told.record["history"][-1]["round"] if told.record["history"] else 0
+            how = f"It was evaluated in round {done} of {told.run.rounds} last. " if done else ""
+            cure = f"{how}'pfedme resume' goes on with it."
+            said = "unfinished" if status == "running" else status
+            notices.append({**about, "status": said, "reason": cure})
+    lists = [list(by_seed.values()) for by_seed in members.values()]
+    return [Group(*label, runs) for label, runs in zip(labels(lists), lists, strict=True)], notices
+
+
+def labels(groups: Sequence[Sequence[Told]]) -> list[tuple[str, str]]:
+    """A name for each group, and where it ran: the algorithm's name, with what sets it apart from others of
+    that name on the same problem, and what sets the problem apart."""
+    settings = [_settings(runs[0]) for runs in groups]
+    kinds = [(runs[0].run.algorithm.name, problem(runs[0])) for runs in groups]
+    places = [place(runs[0]) for runs in groups]
+    varied = [len(set(parts)) > 1 for parts in zip(*places, strict=True)]
+    said = []
+    for own, kind, parts in zip(settings, kinds, places, strict=True):
+        name = kind[0]
+        like = [other for other, k in zip(settings, kinds, strict=True) if k == kind]
+        told = ", ".join(f"{k} {own[k]}" for k in own if any(own[k] != other.get(k) for other in like))
+        where = "".join(part for part, shown in zip(parts, varied, strict=True) if shown)
+        said.append((f"{name}{f' ({told})' if told else ''}{where}", where))
+    return said
+
+
+def _settings(told: Told) -> dict[str, Any]:
+    """Whatever can set two runs of an algorithm on the same problem apart."""
+    config = told.record["config"]
+    rest = {k: v for k, v in config.items() if k not in ("algorithm", "data", "model", "seed", "eval_every")}
+    rest["personalize"] = option(told, "--personalize") or "no"
+    return {k: v for k, v in config["algorithm"].items() if k != "name"} | rest
+
+
+def estimate(values: Sequence[float | None]) -> tuple[float | None, float | None]:
+    """The mean of one value a seed, and the half-width of its 95 % interval (Student's t) if there are two.
+
+    >>> estimate([1.0, 2.0, 3.0])
+    (2.0, 2.484...)
+    >>> estimate([1.0]), estimate([1.0, None]), estimate([])
+    ((1.0, None), (None, None), (None, None))
+    """
+    known = [v for v in values if v is not None and math.isfinite(v)]
+    if len(known) < len(values) or not known:
+        return None, None
+    if len(known) == 1:
+        return float(known[0]), None
+    n = len(known)
+    return float(np.mean(known)), float(stdtrit(n - 1, 0.975) * np.std(known, ddof=1) / math.sqrt(n))
+
+
+def number(value: float | None) -> float | int | None:
+    """A number for the page: six digits, and nothing for what is not finite."""
+    if value is None or not math.isfinite(value):
+        return None
+    short = float(f"{value:.6g}")
+    return int(short) if short.is_integer() else short
+
+
+def numbers(values: Iterable[float | None]) -> list[float | int | None]:
+    """A list of such numbers."""
+    return [number(value) for value in values]

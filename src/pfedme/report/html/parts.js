@@ -1,0 +1,146 @@
+// The report's JSON document, how its numbers are told, and the parts that sections are made of.
+
+const report = JSON.parse(document.getElementById("document").textContent);
+const groups = report.groups;
+const measures = { ...report.measures, rmse: { name: "RMSE", sign: "RMSE", axis: "test RMSE", scale: 1 } };
+const capital = (text) => text[0].toUpperCase() + text.slice(1);
+const KINDS = ["global", "local", "personal"];
+const count = (n) => n.toLocaleString("en-US");
+const plural = (n, word) => `${count(n)} ${word}${n === 1 ? "" : "s"}`;
+
+/** A value as its measure is told, with its interval and unit. */
+function show(key, value, ci, unit = true) {
+  if (value === null || value === undefined) return "–";
+  const m = measures[key];
+  const text = (v) =>
+    (m.digits ? (m.scale * v).toFixed(m.digits) : short(+v.toPrecision(4))).replace("-", "−");
+  return text(value) + (ci ? ` ± ${text(ci)}` : "") + (unit ? unitOf(key) : "");
+}
+
+/** What follows such a value, and the head of a column of them. */
+const unitOf = (key) => (measures[key].sign === "%" ? " %" : "");
+const headOf = (key) => ` ${measures[key].sign}`;
+
+/** A difference of two values, with its sign. */
+function showGain(key, value, ci) {
+  const m = measures[key];
+  const size = (v) => (m.digits ? (m.scale * v).toFixed(m.digits - 1) : String(+v.toPrecision(3)));
+  const text = size(Math.abs(value));
+  const sign = +text === 0 ? "" : value > 0 ? "+" : "−";
+  const half = ci ? ` ± ${size(ci)}` : "";
+  return sign + text + half + (m.sign === "%" ? " points" : "");
+}
+
+function showBytes(value) {
+  if (value === null) return "–";
+  if (value === 0) return "none";
+  const power = Math.min(4, Math.floor(Math.log10(value) / 3));
+  return `${(value / 1000 ** power).toFixed(power ? 1 : 0)} ${["bytes", "kB", "MB", "GB", "TB"][power]}`;
+}
+
+function showSeconds(value) {
+  if (value === null) return "–";
+  if (value < 90) return `${value.toFixed(1)} s`;
+  return value < 5400 ? `${(value / 60).toFixed(1)} min` : `${(value / 3600).toFixed(1)} h`;
+}
+
+/** A sentence, whose numbers stay with their units. */
+const said = (text) => text.replace(/(\d) (%|points)/g, "$1\u00a0$2");
+
+/** A table in a box of its own to scroll in; the first column is text, the others numbers. */
+function table(label, head, rows, wide) {
+  const cell = (tag, value, k, extra) =>
+    el(tag, { class: k === 0 || wide?.includes(k) ? "text" : "", ...extra }, value);
+  return el(
+    "div",
+    { class: "scroll", role: "region", "aria-label": label, tabindex: 0 },
+    el(
+      "table",
+      {},
+      el(
+        "thead",
+        {},
+        el(
+          "tr",
+          {},
+          head.map((name, k) => cell("th", name, k, { scope: "col" })),
+        ),
+      ),
+      el(
+        "tbody",
+        {},
+        rows.map((row) =>
+          el(
+            "tr",
+            {},
+            row.map((value, k) => (k ? cell("td", value, k) : cell("th", value, k, { scope: "row" }))),
+          ),
+        ),
+      ),
+    ),
+  );
+}
+
+/** The numbers of a chart as a table, made when somebody opens it. */
+function numbersOf(label, head, rows) {
+  const box = el("details", { class: "numbers" }, el("summary", {}, "The numbers as a table"));
+  box.addEventListener("toggle", () => {
+    if (box.open && box.children.length === 1) box.append(table(label, head, rows()));
+  });
+  return box;
+}
+
+/** A chart with its title, a note below it and its numbers; returns [figure, redraw]. */
+function figure(draw, build, title, note, numbers) {
+  const host = el("div", { class: "plot" });
+  const made = el(
+    "figure",
+    {},
+    el("h3", {}, title),
+    host,
+    note ? el("figcaption", {}, said(note)) : null,
+    numbers,
+  );
+  return [made, draw(host, build)];
+}
+
+function section(id, title, ...children) {
+  return el(
+    "section",
+    { id, "aria-labelledby": `${id}-title` },
+    el("h2", { id: `${id}-title` }, title),
+    ...children,
+  );
+}
+
+/** Buttons that are on or off; `change` hears the set of those that are off. */
+function toggles(label, items, change) {
+  const off = new Set();
+  return el(
+    "div",
+    { class: "legend", role: "group", "aria-label": label },
+    items.map(({ key, text, picture }) => {
+      const button = el(
+        "button",
+        { type: "button", "aria-pressed": "true", "data-toggle": key },
+        picture,
+        text,
+      );
+      button.addEventListener("click", () => {
+        if (!off.delete(key)) off.add(key);
+        button.setAttribute("aria-pressed", String(!off.has(key)));
+        change(off);
+      });
+      return button;
+    }),
+  );
+}
+
+const swatch = (k, points) => sample({ group: k, points });
+const named = (k, points) => el("span", { class: "name" }, swatch(k, points), groups[k].label);
+
+/** How many of the clients a chart shows, if not all. */
+const sampled = (clients) =>
+  clients.client.length < clients.of
+    ? ` A sample of ${count(clients.client.length)} of ${count(clients.of)} clients is drawn.`
+    : "";

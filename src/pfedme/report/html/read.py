@@ -1,0 +1,178 @@
+"""Runs as their folders tell of them."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+
+from pfedme.compare import PLAN, read_plan
+from pfedme.errors import InputError
+from pfedme.folder import Folder
+from pfedme.report.tables import KINDS
+from pfedme.run import Run
+
+Columns = dict[str, np.ndarray]
+"""A table by its columns: texts, or numbers with NaN for an empty cell."""
+TEXTS = ("client", "choice", "method")
+"""The columns that hold texts."""
+GAINS = ("gain_over_alone", "gain_over_alone_ci95", "gain_over_global", "gain_over_global_ci95")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Told:
+    """A run as its folder tells of it; what the folder does not hold is None."""
+
+    path: Path
+    run: Run
+    record: dict[str, Any]
+    clients: Columns | None
+    """clients.csv: a row a client."""
+    offered: Columns | None
+    """personalized.csv: what each client chose, and what that gains."""
+    methods: dict[str, Any] | None
+    """personalized.json: how each way to a model does."""
+    newcomers: Columns | None
+    """newcomers.csv: how newcomers fare by the number of their rows."""
+    size: int | None
+    """Numbers in the shared model."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether there is a result."""
+        return self.record["status"] == "finished"
+
+
+def read(folders: Sequence[Path]) -> list[Told]:
+    """The runs in the folders of runs and of comparisons, each folder once."""
+    runs: dict[Path, Told] = {}
+    for folder in folders:
+        if not folder.is_dir():
+            raise InputError(f"There is no folder {folder}.")
+        if (folder / PLAN).exists():
+            for job in read_plan(folder):
+                path = folder / job["folder"]
+                runs.setdefault(path.resolve(), read_run(path, planned=job["config"]))
+        elif (folder / "record.json").exists():
+            runs.setdefault(folder.resolve(), read_run(folder))
+        else:
+            raise InputError(
+                f"There is no run in {folder}: it has neither record.json nor {PLAN}; give the folder that "
+                "--out named."
+            )
+    return list(runs.values())
+
+
+def read_run(path: Path, planned: dict[str, Any] | None = None) -> Told:
+    """The run in a folder; `planned` is the configuration of one that may not have begun."""
+    folder = Folder(path)
+    if planned is not None and not folder.record.exists():
+        record: dict[str, Any] = {"status": "not begun", "config": planned, "history": []}
+    else:
+        record = folder.read()
+    try:
+        run = Run.from_json(record["config"])
+        _check(record)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise InputError(f"{folder.record} is damaged ({_why(error)}); start the run again.") from None
+    if record["status"] != "finished":
+        return Told(
+            path=path, run=run, record=record,
+            clients=None, offered=None, methods=None, newcomers=None, size=None,
+        )  # fmt: skip
+    return Told(
+        path=path,
+        run=run,
+        record=record,
+        clients=read_table(folder.clients, ("client", "n_train", "n_test")),
+        offered=read_table(
+            path / "personalized.csv", ("client", "n_train", "n_test", "choice", "lam", *GAINS)
+        ),
+        methods=_methods(path / "personalized.json"),
+        newcomers=read_table(path / "newcomers.csv", ("rows", "clients", "method", "mean")),
+        size=_size(folder.model),
+    )  # fmt: skip
+
+
+def _check(record: dict[str, Any]) -> None:
+    """Raises an error if a record lacks what every record has."""
+    if record["status"] not in ("finished", "running", "diverged", "not begun"):
+        raise ValueError(f"its status is {record['status']!r}")
+    entries = [*record["history"], *([record["final"]] if record["status"] == "finished" else [])]
+    for entry in entries:
+        if not isinstance(entry["round"], int):
+            raise TypeError("a round is no whole number")
+        for kind in KINDS:
+            for key in ("accuracy", "r2", "rmse", "loss", "train_loss"):
+                value = entry.get(kind, {}).get(key)
+                if not (value is None or isinstance(value, int | float)):
+                    raise TypeError(f"{key} of the {kind} model is no number")
+    if record["status"] == "finished":
+        for key in ("compile_s", "train_s", "eval_s"):
+            float(record["timing"][key])
+
+
+def read_table(path: Path, needed: Sequence[str]) -> Columns | None:
+    """The columns of a CSV file; None if it does not exist."""
+    if not path.exists():
+        return None
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            header, *rows = csv.reader(file, strict=True)
+    except (OSError, ValueError, csv.Error) as error:
+        raise InputError(f"{path} cannot be read ({_why(error)}); make it again.") from None
+    for name in needed:
+        if name not in header:
+            raise InputError(f"{path} has no column '{name}'; make it again.")
+    for number, row in enumerate(rows, 2):
+        if len(row) != len(header):
+            raise InputError(
+                f"Row {number} of {path} has {len(row)} cells, not {len(header)}; make it again."
+            )
+    columns: Columns = {}
+    for place, name in enumerate(header):
+        cells = [row[place] for row in rows]
+        try:
+            columns[name] = (
+                np.array(cells, object) if name in TEXTS else np.array([float(c or "nan") for c in cells])
+            )
+        except ValueError as error:
+            raise InputError(f"Column '{name}' of {path} is damaged ({error}); make it again.") from None
+    return columns
+
+
+def _methods(path: Path) -> dict[str, Any] | None:
+    if not path.exists():
+        return None
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))["methods"]
+        return {
+            name: {key: None if value is None else float(value) for key, value in values.items()}
+            for name, values in found.items()
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(
+            f"{path} cannot be read ({_why(error)}); 'pfedme personalize' makes it again."
+        ) from None
+
+
+def _size(path: Path) -> int | None:
+    """How many numbers the shared model in a file has."""
+    if not path.exists():
+        return None
+    try:
+        with safetensors.safe_open(path, framework="numpy") as file:
+            names = file.keys()
+            return int(np.prod(file.get_slice("w").get_shape())) if "w" in names else None
+    except (OSError, safetensors.SafetensorError) as error:
+        raise InputError(f"{path} cannot be read ({_why(error)}); start the run again.") from None
+
+
+def _why(error: Exception) -> str:
+    return f"{error} is missing" if isinstance(error, KeyError) else str(error)
