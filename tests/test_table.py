@@ -388,6 +388,16 @@ def test_a_category_that_only_test_rows_have_gets_no_feature_and_a_warning(tmp_p
     assert any("9 test rows have a 'ward' that no training row has" in w for w in describe(f)["warnings"])
 
 
+@pytest.mark.parametrize("kind", ["number", "category"])
+def test_all_columns_may_be_of_one_kind(tmp_path: Path, kind: str):
+    columns = {"number": ("age", "visits"), "category": ("ward", "smoker")}[kind]
+    f = loaded(tmp_path, patients(), features=columns)
+    assert f.schema is not None
+    assert {c.kind for c in f.schema.columns} == {kind}
+    want = patients().select(columns).n_unique() if kind == "category" else 60
+    assert len(np.unique(f.x, axis=0)) == want
+
+
 def test_features_and_drop_choose_columns(tmp_path: Path):
     frame = patients()
     for choice, names in (

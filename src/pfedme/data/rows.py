@@ -83,11 +83,10 @@ class Rows:
 
     def near(self, numbers: Sequence[str]) -> np.ndarray:
         """A value near the first ones of each column of numbers."""
-        head = self.parts[0].head(self._types(numbers, []))
-        if isinstance(head, pl.DataFrame):
-            head = np.stack([as_numbers(head[name], Place(self.parts[0].where)) for name in numbers], axis=1)
-        columns = (column[np.isfinite(column)] for column in head.T)
-        return np.array([np.median(column) if len(column) else 0.0 for column in columns])
+        head, place = self.parts[0].head(self._types(numbers, [])), Place(self.parts[0].where)
+        columns = head.T if isinstance(head, np.ndarray) else [as_numbers(head[n], place) for n in numbers]
+        finite = (column[np.isfinite(column)] for column in columns)
+        return np.array([np.median(column) if len(column) else 0.0 for column in finite])
 
     def _types(self, numbers: Sequence[str], categories: Sequence[str]) -> Types:
         types: Types = {name: pl.Float64() if name in self.numbers else pl.String() for name in numbers}
