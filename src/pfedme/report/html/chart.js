@@ -44,17 +44,19 @@ function linearTicks(low, high, count) {
 }
 
 function logTicks(low, high, count) {
-  const decades = Math.log10(high / low);
-  const parts = decades * 3 <= count ? [1, 2, 5] : [1];
-  const every = parts.length > 1 ? 1 : Math.max(1, Math.ceil(decades / Math.max(1, count)));
-  const ticks = [];
-  for (let e = Math.floor(Math.log10(low)); e <= Math.ceil(Math.log10(high)); e++) {
-    for (const part of parts) {
-      const tick = part * 10 ** e;
-      if (tick >= low * 0.999 && tick <= high * 1.001 && e % every === 0) ticks.push(tick);
+  const within = (parts, every) => {
+    const ticks = [];
+    for (let e = Math.floor(Math.log10(low)); e <= Math.ceil(Math.log10(high)); e++) {
+      for (const part of e % every === 0 ? parts : []) {
+        const tick = +(part * 10 ** e).toPrecision(1);
+        if (tick >= low && tick <= high) ticks.push(tick);
+      }
     }
-  }
-  return ticks.length > 1 ? ticks : [low, high].map((v) => +v.toPrecision(2));
+    return ticks;
+  };
+  const all = [within([1, 2, 5], 1), within([1, 3], 1), within([1], 1), within([1], 2), within([1], 3)];
+  const most = Math.max(2, count);
+  return all.find((ticks) => ticks.length > 1 && ticks.length <= most) ?? all[0].slice(0, most);
 }
 
 /** An axis that holds all values: from numbers to pixels, with its ticks. */

@@ -73,7 +73,11 @@ function table(label, head, rows, wide) {
           el(
             "tr",
             {},
-            row.map((value, k) => (k ? cell("td", value, k) : cell("th", value, k, { scope: "row" }))),
+            row.map((value, k) =>
+              k
+                ? cell("td", value, k)
+                : cell("th", el("span", { class: "first" }, value), k, { scope: "row" }),
+            ),
           ),
         ),
       ),
