@@ -30,6 +30,7 @@ function short(value) {
   const size = Math.abs(value);
   if (size >= 1e6) return `${+(value / 1e6).toPrecision(3)}M`;
   if (size >= 1e4) return `${+(value / 1e3).toPrecision(3)}k`;
+  if (size > 0 && size < 1e-4) return String(+value.toPrecision(3));
   return (+value.toPrecision(6)).toLocaleString("en-US", { maximumFractionDigits: 6 }).replace("-", "−");
 }
 
@@ -44,6 +45,7 @@ function linearTicks(low, high, count) {
 }
 
 function logTicks(low, high, count) {
+  if (high / low < 4) return linearTicks(low, high, Math.max(2, count));
   const within = (parts, every) => {
     const ticks = [];
     for (let e = Math.floor(Math.log10(low)); e <= Math.ceil(Math.log10(high)); e++) {
