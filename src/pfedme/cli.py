@@ -20,6 +20,7 @@ from pfedme.errors import InputError, Interrupted, RunError, unknown
 
 if TYPE_CHECKING:
     from pfedme.data import Source
+    from pfedme.execute import Result
     from pfedme.personalize import Personalize
     from pfedme.run import Run
 
@@ -315,17 +316,18 @@ def _run(argv: list[str]) -> int:
 
     with Bar(total=run.rounds) as bar:
         result = execute(run, out, force=args.force, watch=lambda p: bar(run.algorithm.name, 0, p))
-    return _show_run(result.record, out, as_json=args.json)
+    return _show_run(result, out, as_json=args.json)
 
 
-def _show_run(record: dict[str, Any], out: Path, *, as_json: bool) -> int:
+def _show_run(result: Result, out: Path, *, as_json: bool) -> int:
     """Prints a finished run, and what it offers its clients and newcomers if that was asked for."""
     from pfedme.terminal import print_run
 
     _write_report(out)
+    record = result.record
     document = {"out": str(out), "final": record["final"], "timing": record["timing"]}
     if not as_json:
-        print_run(record, out)
+        print_run(record, out, result.federation)
     config = record["config"]
     if config.get("personalize") or config.get("holdout_clients"):
         from pfedme.run import Run
@@ -654,4 +656,4 @@ def _resume(argv: list[str]) -> int:
     rounds = Folder(args.folder).read().get("config", {}).get("rounds", 1)
     with Bar(total=rounds) as bar:
         result = resume(args.folder, watch=lambda p: bar(args.folder.name, 0, p))
-    return _show_run(result.record, args.folder, as_json=args.json)
+    return _show_run(result, args.folder, as_json=args.json)

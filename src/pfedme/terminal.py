@@ -16,6 +16,7 @@ from rich.table import Table
 
 from pfedme.report import tables, trials
 from pfedme.report.measure import R2, measure_of
+from pfedme.schema import is_number
 
 if TYPE_CHECKING:
     from pfedme.compare import Comparison
@@ -249,7 +250,7 @@ def accuracies(entry: dict[str, Any]) -> str:
     return "  ".join(shown)
 
 
-def print_run(record: dict[str, Any], out: Path) -> None:
+def print_run(record: dict[str, Any], out: Path, federation: Federation) -> None:
     """The result of one run."""
     final, config, timing = record["final"], record["config"], record["timing"]
     algorithm, model = config["algorithm"]["name"], config["model"]["name"]
@@ -283,7 +284,18 @@ def print_run(record: dict[str, Any], out: Path) -> None:
         f"Time: {timing['train_s']:.1f} s training, {timing['eval_s']:.1f} s evaluation, "
         f"{timing['compile_s']:.1f} s compilation."
     )
-    if algorithm != "alone":
+    schema = federation.schema
+    if schema and config["data"].get("task") is None and all(map(is_number, schema.labels)):
+        other = {
+            "regression": "a class, --task classification",
+            "classification": "a quantity, --task regression",
+        }
+        console.print(
+            f"This was a {schema.task} of '{schema.label}'; if that is {other[schema.task]}.", highlight=False
+        )
+    if federation.clients == 1:
+        console.print("There was one client only, so that there was nothing to federate.")
+    elif algorithm != "alone":
         console.print(
             f"What would each client reach alone? pfedme compare {algorithm} alone ...", highlight=False
         )
