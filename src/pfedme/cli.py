@@ -151,7 +151,7 @@ def _dispatch(argv: list[str]) -> int:
             f"algorithms: {ALGORITHM_NAMES}\n"
             "data:       synthetic, mnist, with options as in mnist:partition=released,\n"
             "            or a table of your own: patients.csv, with --client and --label\n"
-            "models:     mlr, dnn, with options as in dnn:hidden=100-50\n\n"
+            "models:     mlr, dnn, cnn, with options as in dnn:hidden=100-50\n\n"
             f"{EXAMPLES['']}\n\n"
             "'pfedme COMMAND --help' tells a command's options; --version the version."
         )
@@ -186,7 +186,7 @@ def _training_parser(command: str, description: str, *, records: bool = True) ->
     docs = field_docs(Run)
     add = parser.add_argument
     _add_data(parser)
-    add("--model", default="mlr", help="mlr (softmax regression) or dnn, with options after a colon")
+    add("--model", default="mlr", help="mlr (softmax or ridge regression), dnn, or cnn for images, with options")
     add("--rounds", type=int, default=100, help=docs["rounds"] + " (100)")
     add("--cohort", type=int, help=docs["cohort"])
     add("--seed", type=int, default=0, help=docs["seed"] + " (0)")

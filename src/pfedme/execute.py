@@ -28,7 +28,7 @@ from pfedme.errors import Diverged, InputError, Interrupted, RunError
 from pfedme.federation import Federation
 from pfedme.files import atomic_write, writing
 from pfedme.folder import Folder
-from pfedme.models import Network
+from pfedme.models import Model
 from pfedme.personalize import rounds_to_choice, with_own_lambdas
 from pfedme.run import Run
 from pfedme.simulate import MOST_ROUNDS, Evaluation, Simulation, State, advance
@@ -65,7 +65,7 @@ class Result:
     theta: jax.Array | None
     """The personal models' coordinates, a row a client, if there are any."""
     federation: Federation
-    model: Network
+    model: Model
 
 
 def execute(
@@ -265,19 +265,21 @@ class Execution:
         record = self.write_record("finished")
         if self.folder:
             self.folder.checkpoint.unlink(missing_ok=True)
-        model = self.simulation.model
-        assert isinstance(model, Network)
-        return Result(self.run, record, evaluation, w, theta, self.simulation.federation, model)
+        simulation = self.simulation
+        return Result(self.run, record, evaluation, w, theta, simulation.federation, simulation.model)
 
     def model_file(self, w: jax.Array | None, theta: jax.Array | None) -> bytes:
         """`w` and `theta` with what is needed to use them."""
-        model = self.simulation.model
-        assert isinstance(model, Network)
-        about = {
+        f, who = self.simulation.federation, self.evaluated if theta is not None else []
+        about: dict[str, Any] = {
             "version": __version__,
-            "model": {"features": model.features, "classes": model.classes, "hidden": list(model.hidden)},
-            "clients": self.simulation.federation.ids[self.evaluated].tolist() if theta is not None else [],
+            "model": self.simulation.model.about(),
+            "clients": [int(f.ids[i]) for i in who],
         }
+        if f.names:
+            about["names"] = [f.names[i] for i in who]
+        if f.schema:
+            about["schema"] = f.schema.to_json()
         tensors = {k: np.asarray(v) for k, v in (("w", w), ("theta", theta)) if v is not None}
         # One key, because safetensors does not keep the order of several.
         return safetensors.numpy.save(tensors, {"pfedme": json.dumps(about)})

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
+import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pfedme.spec import Count, Index, NonNegative, parse
+from pfedme.convolution import stage
+from pfedme.errors import InputError
+from pfedme.spec import Bound, Count, Index, NonNegative, build, parse
 from pfedme.tree import Params, record
 
 
@@ -58,6 +63,13 @@ class Model:
         """l2/2 ‖θ‖²."""
         return self.l2 / 2 * (theta @ theta)
 
+    def about(self) -> dict[str, Any]:
+        """What is needed to use this model's parameters, as JSON values; `from_about` is its inverse.
+
+        It has `features` and `classes`. What matters in training alone, l2, is not part of it.
+        """
+        raise NotImplementedError("a model made of functions cannot be written down")
+
 
 def cross_entropy(logits: jax.Array, y: jax.Array) -> jax.Array:
     """−log softmax(logits)[y], column by column."""
@@ -85,6 +97,25 @@ Layer = tuple[jax.Array, jax.Array]
 """Weights W, of shape fan_out × fan_in, and biases b."""
 
 
+def uniform_layers(key: jax.Array, shapes: Sequence[tuple[int, ...]]) -> list[Layer]:
+    """Weights of these shapes, each fan_out × ..., and biases, uniform in ±1/√fan_in."""
+    layers = []
+    for shape, k in zip(shapes, jax.random.split(key, len(shapes)), strict=True):
+        k_w, k_b = jax.random.split(k)
+        bound = math.prod(shape[1:]) ** -0.5
+        W = jax.random.uniform(k_w, shape, jnp.float32, -bound, bound)
+        b = jax.random.uniform(k_b, shape[:1], jnp.float32, -bound, bound)
+        layers.append((W, b))
+    return layers
+
+
+def dense(layers: Sequence[Layer], z: jax.Array) -> jax.Array:
+    """The outputs of linear layers with ReLU before each, a column for each column of z."""
+    for W, b in layers:
+        z = W @ jax.nn.relu(z) + b[:, None]
+    return z
+
+
 @record
 class Network(Model):
     """Linear layers with ReLU between them; with no hidden layer it is softmax or ridge regression.
@@ -108,14 +139,7 @@ class Network(Model):
     def init(self, key: jax.Array) -> Params:
         """Layers (W, b) with W of shape fan_out × fan_in, uniform in ±1/√fan_in."""
         sizes = (self.features, *self.hidden, self.outputs)
-        layers = []
-        for fan_in, fan_out, k in zip(sizes, sizes[1:], jax.random.split(key, len(sizes) - 1), strict=False):
-            k_w, k_b = jax.random.split(k)
-            bound = fan_in**-0.5
-            W = jax.random.uniform(k_w, (fan_out, fan_in), jnp.float32, -bound, bound)
-            b = jax.random.uniform(k_b, (fan_out,), jnp.float32, -bound, bound)
-            layers.append((W, b))
-        return Params(layers)
+        return Params(uniform_layers(key, [(b, a) for a, b in itertools.pairwise(sizes)]))
 
     def apply(self, theta: Params, x: jax.Array) -> jax.Array:
         """The scores of rows x, a row each."""
@@ -128,9 +152,7 @@ class Network(Model):
 
     def head(self, rest: Sequence[Layer], z: jax.Array) -> jax.Array:
         """The scores from the first layer's outputs z and the layers after it, a column a row of x."""
-        for W, b in rest:
-            z = W @ jax.nn.relu(z) + b[:, None]
-        return z
+        return dense(rest, z)
 
     def head_grad(
         self,
@@ -153,6 +175,83 @@ class Network(Model):
             G = jnp.where(z > 0, jnp.sum(W[:, :, None] * G[:, None, :], axis=0), 0)
         return G, grads[::-1]
 
+    def about(self) -> dict[str, Any]:
+        """Its sizes."""
+        return {"features": self.features, "classes": self.classes, "hidden": list(self.hidden)}
+
+
+@record
+class Convolutional(Model):
+    """Stages of convolution, 2×2 pooling and ReLU, and then linear layers with ReLU between them.
+
+    Weights and biases start uniform in ±1/√fan_in.
+
+    >>> cnn = Convolutional(shape=(28, 28), classes=10, channels=(8, 16), hidden=(64,))
+    >>> cnn.init(jax.random.key(0)).ravel().size
+    52138
+    """
+
+    shape: tuple[int, ...]
+    """Height and width of an image, and its channels if there are several."""
+    classes: Index = 0
+    channels: tuple[int, ...] = ()
+    """Outputs of each stage."""
+    hidden: tuple[int, ...] = ()
+    kernel: Count = 3
+    """Height and width of the convolutions."""
+
+    def init(self, key: jax.Array) -> Params:
+        """Layers (W, b), those of the stages with W of shape channels × kernel × kernel × channels before."""
+        height, width, *colours = self.shape
+        before = colours[0] if colours else 1
+        shapes = []
+        for after in self.channels:
+            shapes.append((after, self.kernel, self.kernel, before))
+            height, width, before = height // 2, width // 2, after
+        sizes = (height * width * before, *self.hidden, self.classes or 1)
+        return Params(uniform_layers(key, [*shapes, *((b, a) for a, b in itertools.pairwise(sizes))]))
+
+    def apply(self, theta: Params, x: jax.Array) -> jax.Array:
+        """The scores of rows x, a row each."""
+        return self.scores(theta, x).T
+
+    def scores(self, theta: Params, x: jax.Array) -> jax.Array:
+        """The scores with a column for each row of x."""
+        stages, rest = theta.tree[: len(self.channels)], theta.tree[len(self.channels) :]
+        height, width, *colours = self.shape
+        z = x.reshape(len(x), height, width, *(colours or [1])).transpose(3, 1, 2, 0)
+        for W, b in stages:
+            z = stage(W, b, z)
+        # What comes out of a stage is not negative, so that ReLU before the first layer changes nothing.
+        return dense(rest, z.reshape(-1, len(x)))
+
+    def about(self) -> dict[str, Any]:
+        """Its shape and sizes."""
+        sizes = {name: list(getattr(self, name)) for name in ("shape", "channels", "hidden")}
+        kind = {"kind": "cnn", "features": math.prod(self.shape), "classes": self.classes}
+        return kind | sizes | {"kernel": self.kernel}
+
+
+def from_about(document: dict[str, Any]) -> Model:
+    """The model that `Model.about` describes, without l2.
+
+    >>> from_about({"features": 60, "classes": 10, "hidden": [20]})
+    Network(..., features=60, hidden=(20,))
+    """
+    if not isinstance(document, dict):
+        raise InputError(f"The description of a model must be a JSON object, not {document!r}.")
+    fields = dict(document)
+    kind = fields.pop("kind", "network")
+    if kind not in ("network", "cnn"):
+        raise InputError(f"'{kind}' is no kind of model that this version knows; a later one wrote it.")
+    lacking = {"features", "classes"} - set(fields)
+    if lacking:
+        raise InputError(f"The description of a model lacks {' and '.join(sorted(lacking))}.")
+    if kind == "network":
+        return build(Network, fields, "the model")
+    fields.pop("features")
+    return build(Convolutional, {"shape": (), **fields}, "the model")
+
 
 @record
 class MLR:
@@ -162,7 +261,11 @@ class MLR:
     l2: NonNegative = 0.001
     """Strength of the l2 term in every client's loss."""
 
-    def build(self, features: int, classes: int) -> Network:
+    def settled(self, features: int, shape: tuple[int, ...] = ()) -> MLR:
+        """This description with every default filled in, for rows of so many features."""
+        return self
+
+    def build(self, features: int, classes: int, shape: tuple[int, ...] = ()) -> Network:
         """The model for rows of so many features and classes."""
         return Network(features=features, classes=classes, l2=self.l2)
 
@@ -177,17 +280,74 @@ class DNN:
     l2: NonNegative = 0.0
     """Strength of the l2 term in every client's loss."""
 
-    def build(self, features: int, classes: int) -> Network:
-        """The model for rows of so many features and classes."""
+    def settled(self, features: int, shape: tuple[int, ...] = ()) -> DNN:
+        """This description with every default filled in, for rows of so many features."""
         hidden = self.hidden if self.hidden is not None else ((100,) if features >= 100 else (20,))
+        return dataclasses.replace(self, hidden=hidden)
+
+    def build(self, features: int, classes: int, shape: tuple[int, ...] = ()) -> Network:
+        """The model for rows of so many features and classes."""
+        hidden = self.settled(features).hidden
+        assert hidden is not None
         return Network(features=features, classes=classes, hidden=hidden, l2=self.l2)
 
 
-MODELS: dict[str, type[MLR] | type[DNN]] = {"mlr": MLR, "dnn": DNN}
+@record
+class CNN:
+    """A convolutional network for rows that are images."""
+
+    channels: tuple[int, ...] = (8, 16)
+    """Outputs of each stage of convolution, 2×2 pooling and ReLU, such as 8-16."""
+    hidden: tuple[int, ...] = (64,)
+    """Sizes of the hidden layers after the stages."""
+    kernel: Annotated[int, Bound(least=1, most=99)] = 3
+    """Height and width of the convolutions, an odd number."""
+    shape: tuple[int, ...] | None = None
+    """Height and width of an image, and its channels if there are several, such as 28-28 or 32-32-3; the
+    data's own when not given."""
+    l2: NonNegative = 0.0
+    """Strength of the l2 term in every client's loss."""
+
+    def settled(self, features: int, shape: tuple[int, ...] = ()) -> CNN:
+        """This description with every default filled in, for rows of so many features and their shape."""
+        own = self.shape or shape
+        shown = "×".join(map(str, own))
+        if not own:
+            raise InputError(
+                f"Model 'cnn' is for images, and nothing tells the shape of these rows of {features} numbers: "
+                "give it, as in cnn:shape=28-28 or cnn:shape=32-32-3, or use model mlr or dnn."
+            )
+        if len(own) not in (2, 3) or math.prod(own) != features:
+            raise InputError(
+                f"Model 'cnn' is for images of height × width or height × width × channels, and rows of "
+                f"{features} numbers are no images of {shown}; give cnn:shape=..., or use model mlr or dnn."
+            )
+        if self.kernel % 2 == 0:
+            raise InputError(f"kernel of model 'cnn' must be an odd number, not {self.kernel}.")
+        if min(own[:2]) < 2 ** len(self.channels):
+            raise InputError(
+                f"Images of {shown} cannot be halved {len(self.channels)} times; give model 'cnn' fewer "
+                f"channels, such as cnn:channels={self.channels[0]}, or use model mlr or dnn."
+            )
+        return dataclasses.replace(self, shape=own)
+
+    def build(self, features: int, classes: int, shape: tuple[int, ...] = ()) -> Convolutional:
+        """The model for rows of so many features and classes, and of this shape."""
+        own = self.settled(features, shape).shape
+        assert own is not None
+        return Convolutional(
+            shape=own, classes=classes, channels=self.channels, hidden=self.hidden, kernel=self.kernel,
+            l2=self.l2,
+        )  # fmt: skip
 
 
-def parse_model(text: str) -> MLR | DNN:
-    """The model that `mlr`, `dnn:hidden=100-50,l2=0.001`, ... describes."""
+Description = MLR | DNN | CNN
+"""What a record stores of a model."""
+MODELS: dict[str, type[MLR] | type[DNN] | type[CNN]] = {"mlr": MLR, "dnn": DNN, "cnn": CNN}
+
+
+def parse_model(text: str) -> Description:
+    """The model that `mlr`, `dnn:hidden=100-50,l2=0.001`, `cnn:channels=8-16`, ... describes."""
     return parse(text, MODELS, "model")
 
 

@@ -18,7 +18,7 @@ from pfedme.data import DATA, Source, pinned
 from pfedme.data.table import Table
 from pfedme.errors import InputError, unknown
 from pfedme.federation import Federation
-from pfedme.models import DNN, MLR, MODELS
+from pfedme.models import MODELS, Description
 from pfedme.personalize import Personalize
 from pfedme.simulate import Simulation
 from pfedme.spec import Count, Seed, Share, build, check, to_json
@@ -33,7 +33,7 @@ class Run:
 
     algorithm: Algorithm
     data: Source
-    model: MLR | DNN
+    model: Description
     rounds: Count = 100
     """T: communication rounds."""
     cohort: Count | None = None
@@ -130,8 +130,8 @@ class Run:
         eval_clients = self.eval_clients or (federation.clients if federation.clients <= 10_000 else 1_000)
         if eval_clients > federation.clients:
             raise InputError(f"--eval-clients {eval_clients} is more than the {federation.clients} clients.")
-        model = self.model.build(federation.features, federation.classes)
-        described = self.model if isinstance(self.model, MLR) else DNN(hidden=model.hidden, l2=self.model.l2)
+        described = self.model.settled(federation.features, federation.shape)
+        model = described.build(federation.features, federation.classes)
         eval_every = self.eval_every or max(1, self.rounds // 20)
         full = dataclasses.replace(
             self, data=pinned(self.data), model=described, cohort=cohort, eval_every=eval_every,

@@ -55,13 +55,15 @@ class Layout:
         height = sum(map(len, self.places))
         _refuse_too_large(tables[0], height, schema)
         x = aligned((height, schema.features), np.float32)
+        whole_rows = np.dtype((np.void, x.itemsize * x.shape[1]))  # moved as such, and so much faster
+        places_in_x = x.view(whole_rows)[:, 0]
         numbers = [column.name for column in schema.numbers]
         categories = [column.name for column in schema.columns if column.kind == "category"]
         for rows, place in zip(tables, self.places, strict=True):
             try:
                 for start, where, first_row, content in rows.pieces(numbers, categories):
-                    own = place[start : start + len(content)]
-                    x[own] = schema.encode(content, where, first_row=first_row, fitting=fitting)
+                    encoded = schema.encode(content, where, first_row=first_row, fitting=fitting)
+                    places_in_x[place[start : start + len(content)]] = encoded.view(whole_rows)[:, 0]
             except MissingValues:
                 raise rows.missing([column.name for column in schema.columns]) from None
         return x
