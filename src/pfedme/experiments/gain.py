@@ -81,7 +81,7 @@ FULL, QUICK, TINY = Scale(), Scale(seeds=1, divide=5), Scale(seeds=2, divide=50,
 
 
 def _dirichlet(alpha: float, rows: int, *, newcomers: bool = False) -> Setting:
-    size = "few" if rows == 50 else "many"
+    size = {50: "few", 100: "some", 400: "many"}[rows]
     clients = 50 if alpha > 0.1 else 30  # of more, some would have a handful of images
     return Setting(
         f"mnist-{alpha:g}-{size}",
@@ -93,17 +93,16 @@ def _dirichlet(alpha: float, rows: int, *, newcomers: bool = False) -> Setting:
 
 SETTINGS: tuple[Setting, ...] = (
     *(_dirichlet(alpha, 50) for alpha in (100, 1, 0.3, 0.1)),
+    _dirichlet(0.1, 100),
     *(_dirichlet(alpha, 400, newcomers=alpha in (100, 0.3)) for alpha in (100, 1, 0.3, 0.1)),
-    Setting(
-        "mnist-rotated-few",
-        "mnist:partition=rotated,clients=60,cap=100,train=0.5,seed={seed}",
-        "MNIST turned by four angles, 50 training rows",
-    ),
-    Setting(
-        "mnist-rotated-many",
-        "mnist:partition=rotated,clients=60,cap=800,train=0.5,seed={seed}",
-        "MNIST turned by four angles, 400 training rows",
-        newcomers=True,
+    *(
+        Setting(
+            f"mnist-rotated-{size}",
+            f"mnist:partition=rotated,clients=60,cap={2 * rows},train=0.5,seed={{seed}}",
+            f"MNIST turned by four angles, {rows} training rows",
+            newcomers=size == "many",
+        )
+        for size, rows in (("few", 50), ("some", 100), ("many", 400))
     ),
     Setting(
         "mnist-two-labels",
