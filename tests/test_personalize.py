@@ -315,17 +315,20 @@ def with_test_rows_after(fed: Federation) -> Federation:
     return dataclasses.replace(fed, x=x, y=y)
 
 
-def test_a_client_with_a_small_lambda_leaves_the_shared_model_where_it_is():
-    """w_i − w is η Σ λ_i (w_i − θ_i): with λ → 0 nothing is sent that differs from w."""
-    fed = federation()
-    sim = Simulation(PFedMe(lam=4.0, R=2, B=3, rechoose=9), softmax_regression(), fed, cohort=5)
+def test_a_smaller_lambda_lets_the_personal_model_go_further():
+    """Three times the same client, with the same batches, but for its λ_i."""
+    fed = federation().take([3, 3, 3])
+    sim = Simulation(PFedMe(lam=4.0, R=2, B=3, rechoose=9), softmax_regression(), fed, cohort=3)
     start = sim.start()
     with compiling(optimised=False):
-        models, _ = sim.answer(start._replace(clients=np.array([4, 4, 4, 4, 1e-6], np.float32)))
-    assert models.local is not None
-    moved = np.abs(np.asarray(models.local.ravel(1)) - np.asarray(start.w.ravel())).max(axis=1)
-    assert moved[-1] < 1e-6
-    assert (moved[:-1] > 1e-4).all()
+        models, _ = sim.answer(start._replace(clients=np.array([4, 1, 1e-6], np.float32)))
+        given, _ = Simulation(PFedMe(lam=4.0, R=2, B=3), softmax_regression(), fed, cohort=3).answer(start)
+    assert models.personal is not None
+    assert given.personal is not None
+    theta, w = np.asarray(models.personal.ravel(1)), np.asarray(start.w.ravel())
+    far = np.linalg.norm(theta - w, axis=1)
+    assert far[0] < far[1] < far[2]
+    np.testing.assert_allclose(theta[0], np.asarray(given.personal.ravel(1))[0], rtol=1e-5, atol=1e-7)
 
 
 def test_an_interrupted_run_with_own_lambdas_ends_the_same(tmp_path: Path):
