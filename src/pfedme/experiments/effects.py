@@ -200,8 +200,8 @@ EFFECTS: dict[str, Effect] = {
             "Three to five inner steps K are enough; seven are no better.",
             _effect_of_K,
             ("K = 1", "K = 5", "K = 20"),
-            " With K = 20 the runs break down: the inner step of 0.09 is above 2/(L + λ), L being about 100, so "
-            "that more of its steps lead further astray.",
+            " With K = 20 the runs break down: the inner step of 0.09 is above 2/(L + λ), L being about 100, "
+            "and more of its steps lead further astray.",
         ),
         Effect(
             3,
