@@ -177,6 +177,22 @@ def test_the_choice_is_the_most_shared_of_the_best(seed: int):
     assert (middle <= bold).all()
 
 
+def test_a_model_that_diverged_is_never_chosen():
+    likely = np.array([[0.4, 0.9, np.nan], [0.4, 0.9, np.nan]])
+    assert choose(likely, np.zeros(2, int), 1, 0.5).tolist() == [1]
+
+
+def test_a_single_row_decides_nothing():
+    assert choose(np.array([[0.5, 0.49, 0.6]]), np.zeros(1, int), 1, 0.5).tolist() == [0]
+
+
+def test_validation_rows_are_kept_apart_once():
+    apart = federation().hold_out(0, 5)
+    for again in (lambda: apart.hold_out(1, 5), lambda: apart.limit(2)):
+        with pytest.raises(ValueError, match="kept apart already"):
+            again()
+
+
 def test_a_difference_is_paired_row_by_row():
     rng = np.random.default_rng(0)
     mine, theirs, owner = rng.random(60) < 0.7, rng.random(60) < 0.5, rng.integers(0, 3, 60)
@@ -460,10 +476,13 @@ def test_an_unfinished_or_missing_run(run: Path, tmp_path: Path, capsys: pytest.
         ("--personalize auto:folds=1", "folds of personalization 'auto' must be at least 2"),
         ("--holdout-clients 1.5", "holdout_clients of the run must be below 1"),
         ("--holdout-clients 0.01", "leaves 0 newcomers"),
+        ("--personalize auto --algorithm-is-alone", "trains no shared model"),
+        ("--personalize auto --rechoose 2 --algorithm-is-pfedme", "personalize a run without it"),
     ],
 )
 def test_wrong_options_of_a_run(options: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    assert main(f"run fedavg {TINY} {options} --out {tmp_path / 'x'}".split()) == 2
+    options, _, algorithm = options.partition(" --algorithm-is-")
+    assert main(f"run {algorithm or 'fedavg'} {TINY} {options} --out {tmp_path / 'x'}".split()) == 2
     assert says in capsys.readouterr().err
     assert not (tmp_path / "x").exists()
 

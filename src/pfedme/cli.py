@@ -100,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"pfedme: {error}", file=sys.stderr)
         return 2 if isinstance(error, InputError) else 1
     except Interrupted as error:
-        how = f"; 'pfedme resume {error.folder}' goes on where it stopped" if error.folder else ""
+        how = f"; {error.goes_on}" if error.goes_on else ""
         print(f"pfedme: interrupted{how}.", file=sys.stderr)
         return 130
     except KeyboardInterrupt:
@@ -319,11 +319,11 @@ def _offer(
     from pfedme.run import load
     from pfedme.terminal import Steps, print_newcomers, print_offer
 
-    finished = Finished.open(path)
-    how = how or finished.run.personalize or Personalize()
     said: dict[str, Any] = {}
-    held_out = finished.run.parties()[1] if data is None else None
     try:
+        finished = Finished.open(path)
+        how = how or finished.run.personalize or Personalize()
+        held_out = finished.run.parties()[1] if data is None else None
         with Steps() as steps:
             if data is not None:
                 federation = load(parse_data(data))
@@ -339,7 +339,8 @@ def _offer(
                 write_newcomers(out, levels)
                 said["newcomers"] = [dataclasses.asdict(level) for level in levels]
     except KeyboardInterrupt:
-        raise Interrupted(None) from None
+        again = shlex.join(["pfedme", "personalize", str(path)])
+        raise Interrupted(None, f"the run is finished, and '{again}' does the rest") from None
     if not as_json:
         if found is not None:
             print_offer(found, federation, out)
@@ -370,6 +371,8 @@ def _personalize(argv: list[str]) -> int:
     keep_compiled_programs()
     out = args.out or args.run
     refuse_file(out)
+    if args.data and (out / "record.json").exists():
+        raise InputError(f"{out} holds a run; newcomers' models need a folder of their own.")
     said = _offer(args.run, out, _how(args.personalize), args.data, members=True, as_json=args.json)
     if args.json:
         print(json.dumps({"out": str(out), **said}))

@@ -14,6 +14,12 @@ import safetensors.numpy
 from pfedme.errors import InputError
 from pfedme.files import atomic_write, refuse_file, writing
 
+LATER = (
+    "personalized.csv", "personalized.json", "personalized.png", "personalized.safetensors",
+    "newcomers.csv", "newcomers.png",
+)  # fmt: skip
+"""What is made of a finished run, and so is not true of another one."""
+
 
 class Folder:
     """A run's folder: record.json, and while it is unfinished checkpoint.safetensors."""
@@ -47,6 +53,8 @@ class Folder:
             self.path.mkdir(parents=True, exist_ok=True)
             for old in (self.record, self.checkpoint, self.model, self.clients, self.curves):
                 old.unlink(missing_ok=True)
+            for name in LATER:
+                (self.path / name).unlink(missing_ok=True)
 
     def read(self) -> dict[str, Any]:
         """The record."""

@@ -121,10 +121,11 @@ def offer_sentences(found: Personalized) -> list[str]:
     said = [f"By their own validation rows {', '.join(counts)}."]
     for name in ("alone", "global"):
         gain, interval = found.gain(found.of(name))
-        tested = ~np.isnan(found.accuracy(found.recommended))
+        mean, half = found.mean_gain(name)
+        tested = found.tested
         sure = int((gain - interval > 0)[tested].sum()), int((gain + interval < 0)[tested].sum())
         said.append(
-            f"The recommended models are {_apart(100 * float(gain[tested].mean()))} {name} in the mean over "
+            f"The recommended models are {_apart(100 * mean)} {name} (± {100 * half:.1f}) in the mean over "
             f"clients; {sure[0]} of {tested.sum()} gain and {sure[1]} lose beyond their own 95 % interval."
         )
     said.append("Harmed are clients more than one point below alone, beyond that interval.")
