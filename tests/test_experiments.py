@@ -160,6 +160,23 @@ def test_an_effect_is_judged_by_its_numbers():
     assert judge(EFFECTS["figure1"].checks({k: -v for k, v in speeds.items()})) == "does not hold"
 
 
+def test_a_value_that_diverges_is_no_better_than_another():
+    nan = float("nan")
+    values = {"K = 1": 90.0, "K = 3": 91.0, "K = 5": 91.0, "K = 7": 91.0, "K = 20": nan}
+    speeds = {
+        (m, k, label): v
+        for m in ("mlr", "dnn")
+        for k in ("global", "personal")
+        for label, v in values.items()
+    }
+    assert judge(EFFECTS["figure2"].checks(speeds)) == "holds"
+    batches = {"|D| = 5": 90.0, "|D| = 20": 91.0, "|D| = 50": 91.0, "|D| = 100": nan}
+    speeds = {
+        (m, k, label): v for m in ("mlr",) for k in ("global", "personal") for label, v in batches.items()
+    }
+    assert judge(EFFECTS["figure3"].checks(speeds)) == "holds"
+
+
 # --- what is written
 
 

@@ -177,6 +177,22 @@ def test_the_choice_is_the_most_shared_of_the_best(seed: int):
     assert (middle <= bold).all()
 
 
+def test_a_model_that_diverged_is_never_chosen():
+    likely = np.array([[0.4, 0.9, np.nan], [0.4, 0.9, np.nan]])
+    assert choose(likely, np.zeros(2, int), 1, 0.5).tolist() == [1]
+
+
+def test_a_single_row_decides_nothing():
+    assert choose(np.array([[0.5, 0.49, 0.6]]), np.zeros(1, int), 1, 0.5).tolist() == [0]
+
+
+def test_validation_rows_are_kept_apart_once():
+    apart = federation().hold_out(0, 5)
+    for again in (lambda: apart.hold_out(1, 5), lambda: apart.limit(2)):
+        with pytest.raises(ValueError, match="kept apart already"):
+            again()
+
+
 def test_a_difference_is_paired_row_by_row():
     rng = np.random.default_rng(0)
     mine, theirs, owner = rng.random(60) < 0.7, rng.random(60) < 0.5, rng.integers(0, 3, 60)
@@ -315,17 +331,20 @@ def with_test_rows_after(fed: Federation) -> Federation:
     return dataclasses.replace(fed, x=x, y=y)
 
 
-def test_a_client_with_a_small_lambda_leaves_the_shared_model_where_it_is():
-    """w_i − w is η Σ λ_i (w_i − θ_i): with λ → 0 nothing is sent that differs from w."""
-    fed = federation()
-    sim = Simulation(PFedMe(lam=4.0, R=2, B=3, rechoose=9), softmax_regression(), fed, cohort=5)
+def test_a_smaller_lambda_lets_the_personal_model_go_further():
+    """Three times the same client, with the same batches, but for its λ_i."""
+    fed = federation().take([3, 3, 3])
+    sim = Simulation(PFedMe(lam=4.0, R=2, B=3, rechoose=9), softmax_regression(), fed, cohort=3)
     start = sim.start()
     with compiling(optimised=False):
-        models, _ = sim.answer(start._replace(clients=np.array([4, 4, 4, 4, 1e-6], np.float32)))
-    assert models.local is not None
-    moved = np.abs(np.asarray(models.local.ravel(1)) - np.asarray(start.w.ravel())).max(axis=1)
-    assert moved[-1] < 1e-6
-    assert (moved[:-1] > 1e-4).all()
+        models, _ = sim.answer(start._replace(clients=np.array([4, 1, 1e-6], np.float32)))
+        given, _ = Simulation(PFedMe(lam=4.0, R=2, B=3), softmax_regression(), fed, cohort=3).answer(start)
+    assert models.personal is not None
+    assert given.personal is not None
+    theta, w = np.asarray(models.personal.ravel(1)), np.asarray(start.w.ravel())
+    far = np.linalg.norm(theta - w, axis=1)
+    assert far[0] < far[1] < far[2]
+    np.testing.assert_allclose(theta[0], np.asarray(given.personal.ravel(1))[0], rtol=1e-5, atol=1e-7)
 
 
 def test_an_interrupted_run_with_own_lambdas_ends_the_same(tmp_path: Path):
@@ -457,10 +476,13 @@ def test_an_unfinished_or_missing_run(run: Path, tmp_path: Path, capsys: pytest.
         ("--personalize auto:folds=1", "folds of personalization 'auto' must be at least 2"),
         ("--holdout-clients 1.5", "holdout_clients of the run must be below 1"),
         ("--holdout-clients 0.01", "leaves 0 newcomers"),
+        ("--personalize auto --algorithm-is-alone", "trains no shared model"),
+        ("--personalize auto --rechoose 2 --algorithm-is-pfedme", "personalize a run without it"),
     ],
 )
 def test_wrong_options_of_a_run(options: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    assert main(f"run fedavg {TINY} {options} --out {tmp_path / 'x'}".split()) == 2
+    options, _, algorithm = options.partition(" --algorithm-is-")
+    assert main(f"run {algorithm or 'fedavg'} {TINY} {options} --out {tmp_path / 'x'}".split()) == 2
     assert says in capsys.readouterr().err
     assert not (tmp_path / "x").exists()
 

@@ -48,7 +48,10 @@ def command(*argv: str, every: float = 0.02, limit: int = 0) -> list[str]:
 @contextmanager
 def started(*argv: str) -> Iterator[subprocess.Popen[str]]:
     """pfedme in a process of its own, which ends with the block."""
+    # A shell lets what it starts in the background ignore SIGINT, and so would what the tests start.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     process = subprocess.Popen(command(*argv), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    signal.signal(signal.SIGINT, before)
     try:
         yield process
     finally:

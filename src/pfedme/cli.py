@@ -108,7 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"pfedme: {error}", file=sys.stderr)
         return 2 if isinstance(error, InputError) else 1
     except Interrupted as error:
-        how = f"; 'pfedme resume {error.folder}' goes on where it stopped" if error.folder else ""
+        how = f"; {error.goes_on}" if error.goes_on else ""
         print(f"pfedme: interrupted{how}.", file=sys.stderr)
         return 130
     except KeyboardInterrupt:
@@ -362,11 +362,11 @@ def _offer(
     from pfedme.personalize import Personalize
     from pfedme.terminal import Steps, print_newcomers, print_offer
 
-    finished = Finished.open(path)
-    how = how or finished.run.personalize or Personalize()
     said: dict[str, Any] = {}
-    held_out = finished.run.parties()[1] if data is None else None
     try:
+        finished = Finished.open(path)
+        how = how or finished.run.personalize or Personalize()
+        held_out = finished.run.parties()[1] if data is None else None
         with Steps() as steps:
             if data is not None:
                 federation = finished.encoded(_source(data, finished.run.data))
@@ -384,7 +384,8 @@ def _offer(
         if out.resolve() == path.resolve():
             _write_report(out)
     except KeyboardInterrupt:
-        raise Interrupted(None) from None
+        again = shlex.join(["pfedme", "personalize", str(path)])
+        raise Interrupted(None, f"the run is finished, and '{again}' does the rest") from None
     if not as_json:
         if found is not None:
             print_offer(found, federation, out)
@@ -413,6 +414,8 @@ def _personalize(argv: list[str]) -> int:
     keep_compiled_programs()
     out = args.out or args.run
     refuse_file(out)
+    if args.data and (out / "record.json").exists():
+        raise InputError(f"{out} holds a run; newcomers' models need a folder of their own.")
     newcomers = args if args.data else None
     said = _offer(args.run, out, _how(args.personalize), newcomers, members=True, as_json=args.json)
     if args.json:

@@ -20,11 +20,12 @@ class Diverged(RunError):
 
 
 class Interrupted(KeyboardInterrupt):
-    """The user stopped a run whose state is saved in `folder`, if it has one."""
+    """The user stopped a run whose state is saved in `folder`, if it has one; `goes_on` says what is next."""
 
-    def __init__(self, folder: Path | None) -> None:
+    def __init__(self, folder: Path | None, goes_on: str = "") -> None:
         super().__init__(str(folder))
         self.folder = folder
+        self.goes_on = goes_on or (f"'pfedme resume {folder}' goes on where it stopped" if folder else "")
 
 
 def unknown(what: str, given: str, known: Iterable[str]) -> InputError:

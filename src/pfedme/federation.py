@@ -169,6 +169,8 @@ class Federation:
         >>> f.hold_out(1, 2).n_val, f.hold_out(1, 2).n_train
         (array([3, 0]), array([3, 1]))
         """
+        if np.any(self.n_val):
+            raise ValueError("validation rows are kept apart already")
         first, last = (np.where(self.n_train > 1, self.n_train * k // folds, 0) for k in (fold, fold + 1))
         kept = last - first
         place = np.arange(len(self.y)) - np.repeat(self.start, self.count)
@@ -188,6 +190,8 @@ class Federation:
 
     def limit(self, rows: int) -> Federation:
         """The clients that have at least so many training rows, each with only its first `rows` of them."""
+        if np.any(self.n_val):
+            raise ValueError("validation rows are kept apart already")
         some = self.take(np.flatnonzero(self.n_train >= rows))
         place = np.arange(len(some.y)) - np.repeat(some.start, some.count)
         kept = (place < rows) | (place >= np.repeat(some.n_train, some.count))

@@ -23,13 +23,7 @@ from pfedme.federation import Federation
 from pfedme.files import atomic_write, writing
 from pfedme.folder import Folder
 from pfedme.metrics import over_clients
-from pfedme.personalize import (
-    Personalize,
-    Personalized,
-    personalize,
-    rounds_to_choice,
-    with_own_lambdas,
-)
+from pfedme.personalize import Personalize, Personalized, personalize
 from pfedme.run import Run, load
 from pfedme.simulate import Simulation, State
 from pfedme.spec import to_json
@@ -67,11 +61,7 @@ class Finished:
             run = Run.from_json(record["config"])
         except (KeyError, TypeError) as error:
             raise InputError(f"{folder.record} is damaged: {error}; start the run again.") from None
-        if not run.algorithm.has_global:
-            raise InputError(
-                f"{run.algorithm.name} trains no shared model that a client could start from; use a run of "
-                "another algorithm."
-            )
+        run.refuse_to_offer()
         run, simulation = run.prepare()
         start = simulation.start().w
         try:
@@ -100,13 +90,11 @@ class Finished:
         again = Simulation(s.algorithm, s.model, federation, cohort=s.cohort, seed=s.seed)
         state: State = again.start()
         while state.t < self.run.rounds:
-            state = with_own_lambdas(again, state)
-            ahead = min(self.run.rounds - state.t, rounds_to_choice(s.algorithm, state.t))
-            state, finite = again.advance(state, ahead)
+            state, finite = again.advance(state, self.run.rounds - state.t)
             if not finite:
                 raise Diverged(
-                    f"{self.run.algorithm.name} diverged in round {state.t} when it was trained without the "
-                    "validation rows: lower its step size."
+                    f"{self.run.algorithm.name} diverged in round {state.t} of a training for its "
+                    "clients' own models; lower its step size."
                 )
         return state.w
 
@@ -132,9 +120,9 @@ class Finished:
                 f"The newcomers' rows have {newcomers.features} features, those of the run {own.features}; "
                 "they must be the same ones."
             )
-        if newcomers.classes > own.classes:
+        if len(unseen := np.setdiff1d(newcomers.y, own.y)):
             raise InputError(
-                f"The newcomers' rows have {newcomers.classes} labels and the run knows {own.classes}: a "
+                f"The newcomers' rows have label {unseen[0]}, which no client of the run has: a "
                 "label that the federation has never seen needs a run of its own."
             )
         return personalize(
@@ -187,7 +175,7 @@ def summary(found: Personalized, right: np.ndarray) -> dict[str, float]:
         "accuracy": float(right.mean()),
         "mean": own["mean"],
         "worst_decile": own["worst_decile"],
-        "harmed": float(found.harmed(right).mean()),
+        "harmed": float(found.harmed(right)[found.tested].mean()),
     }
 
 
@@ -205,9 +193,10 @@ def clients_csv(found: Personalized, federation: Federation) -> str:
     for i in range(found.clients):
         tested = federation.n_test[i] > 0
         numbers = [f"{c[i]:.6f}" if tested else "" for c in (*accuracies, *gains)]
+        chosen = found.candidates[found.choice[i]]
         table.writerow(
             [federation.name(i), int(federation.n_train[i]), int(federation.n_test[i]),
-             found.candidates[found.choice[i]].name, f"{found.lam[i]:g}", *numbers]
+             chosen.name, "" if chosen.name == "alone" else f"{chosen.lam:g}", *numbers]
         )  # fmt: skip
     return text.getvalue()
 
@@ -220,6 +209,10 @@ def document(found: Personalized, how: Personalize) -> dict[str, Any]:
         "version": __version__,
         "personalize": to_json(how),
         "methods": {name: summary(found, found.of(name)) for name in names(found)},
+        "gain": {
+            name: dict(zip(("mean", "ci95"), found.mean_gain(name), strict=True))
+            for name in ("alone", "global")
+        },
         "chosen": {label: sum(c.label == label for c in chosen) for label in labels},
     }
 
@@ -228,6 +221,7 @@ def write(path: Path, found: Personalized, federation: Federation, how: Personal
     """personalized.csv, .json, .png and .safetensors in a folder."""
     from pfedme.report.gain import gain_figure
 
+    summed_up = json.dumps(document(found, how), indent=1) + "\n"
     about = {"version": __version__, "clients": federation.ids.tolist()}
     tensors = {"theta": np.asarray(found.theta.ravel(1))}
     with writing(path):
@@ -237,7 +231,7 @@ def write(path: Path, found: Personalized, federation: Federation, how: Personal
         atomic_write(
             path / "personalized.safetensors", safetensors.numpy.save(tensors, {"pfedme": json.dumps(about)})
         )
-        atomic_write(path / "personalized.json", json.dumps(document(found, how), indent=1) + "\n")
+        atomic_write(path / "personalized.json", summed_up)
 
 
 def write_newcomers(path: Path, levels: Sequence[Level]) -> None:

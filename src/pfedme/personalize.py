@@ -6,7 +6,7 @@ Given a shared model w, client i follows the path of personal models
 
 from λ = ∞, where θ is w, to λ = 0, where it is the client's own model, each started at the one before. It
 scores the path, and a model that it trains from scratch, on rows that none of them has seen, takes the most
-shared one among the best, and fits that one again on all its rows. Nothing of this leaves the client.
+shared one among the best, and fits that one again on all its rows. Scores and choice stay with the client.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from jax import lax
 from pfedme.algorithms import Algorithm, PFedMe
 from pfedme.devices import everywhere, over_devices, padded
 from pfedme.federation import Federation
-from pfedme.metrics import Blocks, Outcomes, outcomes
+from pfedme.metrics import Blocks, Outcomes, mean_interval, outcomes
 from pfedme.models import Model
 from pfedme.simulate import Simulation, State, Store
 from pfedme.spec import Bound, Count, Index, NonNegative, Positive
@@ -132,6 +132,16 @@ class Personalized:
         correct = np.bincount(self.owner, right, self.clients)
         return np.where(count > 0, correct / np.maximum(count, 1), np.nan)
 
+    @property
+    def tested(self) -> np.ndarray:
+        """Which clients have test rows."""
+        return np.bincount(self.owner, minlength=self.clients) > 0
+
+    def mean_gain(self, name: str) -> tuple[float, float]:
+        """The recommended models' gain over a method in the mean over clients, and the half-width of its 95 %
+        interval, paired over clients."""
+        return mean_interval(self.gain(self.of(name))[0][self.tested])
+
     def harmed(self, right: np.ndarray) -> np.ndarray:
         """Which clients a method leaves more than one point below alone, beyond their own interval."""
         gain, interval = paired(right, self.of("alone"), self.owner, self.clients)
@@ -146,10 +156,12 @@ class Personalized:
 def paired(
     mine: np.ndarray, theirs: np.ndarray, owner: np.ndarray, clients: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Each client's accuracy by `mine` less that by `theirs`, and 1.96 standard errors of it.
+    """Each client's accuracy by `mine` less that by `theirs`, and 1.96 standard errors of that if there were
+    no difference (McNemar's).
 
     With b rows where only one is right and c where only the other is, n rows in all: (b − c)/n, and
-    √(b + c + 1)/n, in which the 1 stands for what a few rows that agree cannot rule out.
+    √(b + c + 1)/n, in which the 1 stands for what a few rows that agree cannot rule out. Around a large
+    difference this is wider than need be.
     """
     n = np.maximum(np.bincount(owner, minlength=clients), 1)
     b = np.bincount(owner, mine & ~theirs, clients)
@@ -168,13 +180,15 @@ def choose(likely: np.ndarray, owner: np.ndarray, clients: int, caution: float) 
     >>> choose(likely, np.zeros(3, int), 2, caution=0.5)
     array([1, 0])
     """
+    likely = np.nan_to_num(likely)  # a model that diverged is never right
     total = _by_client(likely, owner, clients)
     best = np.argmax(total, axis=1)
     behind = likely[np.arange(len(owner)), best[owner]][:, None] - likely
     count = np.maximum(np.bincount(owner, minlength=clients), 1)[:, None]
     mean = _by_client(behind, owner, clients) / count
     variance = np.maximum(_by_client(behind**2, owner, clients) / count - mean**2, 0)
-    return np.argmax(mean <= caution * np.sqrt(variance / count) + 1e-12, axis=1)
+    noise = np.where(count > 1, np.sqrt(variance / count), 1.0)  # a single row decides nothing
+    return np.argmax(mean <= caution * noise + 1e-12, axis=1)
 
 
 def personalize(

@@ -123,8 +123,10 @@ class Run:
         """This run with every default filled in, and its simulation; loads the data."""
         check(self, "the run")
         check(self.algorithm, f"algorithm '{self.algorithm.name}'")
+        if self.personalize or self.holdout_clients:
+            self.refuse_to_offer()
         federation = self.parties()[0]
-        if isinstance(self.algorithm, PFedMe) and self.algorithm.rechoose:
+        if self.rechooses:
             federation = federation.hold_out(0, Personalize.folds)
         cohort = self.cohort or min(10, federation.clients)
         eval_clients = self.eval_clients or (federation.clients if federation.clients <= 10_000 else 1_000)
@@ -138,6 +140,24 @@ class Run:
             eval_clients=eval_clients,
         )  # fmt: skip
         return full, Simulation(self.algorithm, model, federation, cohort=cohort, seed=self.seed)
+
+    @property
+    def rechooses(self) -> bool:
+        """Whether clients choose a λ of their own while they train."""
+        return isinstance(self.algorithm, PFedMe) and self.algorithm.rechoose > 0
+
+    def refuse_to_offer(self) -> None:
+        """Raises an error if clients cannot be offered models when this run has finished."""
+        if not self.algorithm.has_global:
+            raise InputError(
+                f"{self.algorithm.name} trains no shared model that a client could start from; use a run of "
+                "another algorithm."
+            )
+        if self.rechooses:
+            raise InputError(
+                "A run with --rechoose chooses by the rows that would judge its clients' models afterwards; "
+                "personalize a run without it."
+            )
 
     def parties(self) -> tuple[Federation, Federation | None]:
         """The clients that take part, and those that come later, if any do."""

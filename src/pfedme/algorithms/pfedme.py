@@ -42,8 +42,8 @@ class PFedMe(Algorithm):
     """Where θ starts in a local round: at the θ of the round before (at first w), or at w_i."""
 
     rechoose: Index = 0
-    """Rounds between two choices of a λ of its own by each client, by a fifth of its training rows, lam being
-    the largest; 0 keeps lam for all."""
+    """Rounds between two choices of a λ of its own for θ by each client, by a fifth of its training rows, lam
+    being the largest; 0 keeps lam for all."""
 
     def init(self, w: Params) -> Any:
         """λ_i, where each client has its own."""
@@ -63,7 +63,7 @@ class PFedMe(Algorithm):
         def local_round(carry: tuple[Params, Params, Params], rows: jax.Array) -> tuple[Any, jax.Array]:
             _, w, theta = carry
             theta, steps = solve(rows, w, theta)
-            return (w, w - self.eta * lam * (w - theta), theta), steps
+            return (w, w - self.eta * self.lam * (w - theta), theta), steps
 
         batches = problem.draw(key, self.R, self.B)
         (before, w, theta), steps = lax.scan(local_round, (w, w, w), batches)

@@ -12,14 +12,15 @@ from typing import Any
 
 import numpy as np
 
+from pfedme import __version__
 from pfedme.algorithms import FedAvg, PFedMe
 from pfedme.data import parse_data
 from pfedme.experiments.study import Estimate, Study, markdown
 from pfedme.files import atomic_write, writing
 from pfedme.metrics import Blocks, outcomes
 from pfedme.models import MLR
-from pfedme.offer import Finished, Level, Watch, names, newcomer_curve, summary
-from pfedme.personalize import Personalize
+from pfedme.offer import NEWCOMER_ROWS, Finished, Level, Watch, names, newcomer_curve, summary
+from pfedme.personalize import PATH, Personalize
 from pfedme.report.gain import gain_study_figure, newcomer_figure
 from pfedme.report.tables import newcomer_sentence
 from pfedme.run import Run
@@ -81,7 +82,7 @@ FULL, QUICK, TINY = Scale(), Scale(seeds=1, divide=5), Scale(seeds=2, divide=50,
 
 
 def _dirichlet(alpha: float, rows: int, *, newcomers: bool = False) -> Setting:
-    size = "few" if rows == 50 else "many"
+    size = {50: "few", 100: "some", 400: "many"}[rows]
     clients = 50 if alpha > 0.1 else 30  # of more, some would have a handful of images
     return Setting(
         f"mnist-{alpha:g}-{size}",
@@ -93,17 +94,16 @@ def _dirichlet(alpha: float, rows: int, *, newcomers: bool = False) -> Setting:
 
 SETTINGS: tuple[Setting, ...] = (
     *(_dirichlet(alpha, 50) for alpha in (100, 1, 0.3, 0.1)),
+    _dirichlet(0.1, 100),
     *(_dirichlet(alpha, 400, newcomers=alpha in (100, 0.3)) for alpha in (100, 1, 0.3, 0.1)),
-    Setting(
-        "mnist-rotated-few",
-        "mnist:partition=rotated,clients=60,cap=100,train=0.5,seed={seed}",
-        "MNIST turned by four angles, 50 training rows",
-    ),
-    Setting(
-        "mnist-rotated-many",
-        "mnist:partition=rotated,clients=60,cap=800,train=0.5,seed={seed}",
-        "MNIST turned by four angles, 400 training rows",
-        newcomers=True,
+    *(
+        Setting(
+            f"mnist-rotated-{size}",
+            f"mnist:partition=rotated,clients=60,cap={2 * rows},train=0.5,seed={{seed}}",
+            f"MNIST turned by four angles, {rows} training rows",
+            newcomers=size == "many",
+        )
+        for size, rows in (("few", 50), ("some", 100), ("many", 400))
     ),
     Setting(
         "mnist-two-labels",
@@ -203,7 +203,9 @@ def study_gain(study: Study, scale: Scale, watch: Watch = lambda *_: None) -> li
 def _recorded(study: Study, setting: Setting, seed: int, scale: Scale) -> Unit:
     """A unit of the study, measured once and kept under a name that is made of all that determines it."""
     run = setting.run(seed, scale=scale)
-    what = [run.digest(), to_json(scale.how(setting.how)), setting.newcomers, setting.lam_step]
+    other = setting.run(seed, scale=scale, pfedme=True)
+    rows = NEWCOMER_ROWS if setting.newcomers else ()
+    what = [run.digest(), other.digest(), to_json(scale.how(setting.how)), PATH, rows, __version__]
     digest = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]
     path = study.runs / f"gain-{digest}.json"
     if path.exists():
@@ -302,12 +304,14 @@ def _newcomers_csv(units: dict[str, list[Unit]]) -> str:
 def _mean_levels(units: Sequence[Unit]) -> list[Level]:
     """Newcomers' accuracies as means over seeds."""
     levels = []
-    for same in zip(*(unit["newcomers"] for unit in units), strict=True):
+    common = set.intersection(*({v["rows"] for v in unit["newcomers"]} for unit in units))
+    kept = ([v for v in unit["newcomers"] if v["rows"] in common] for unit in units)
+    for same in zip(*kept, strict=True):
         methods = {
             name: {k: float(np.mean([v["methods"][name][k] for v in same])) for k in same[0]["methods"][name]}
             for name in same[0]["methods"]
         }
-        levels.append(Level(same[0]["rows"], same[0]["clients"], methods))
+        levels.append(Level(same[0]["rows"], sum(v["clients"] for v in same), methods))
     return levels
 
 
@@ -325,6 +329,7 @@ def page(rows: Sequence[Row], curves: dict[str, list[Level]], units: dict[str, l
         ],
     )  # fmt: skip
     by_name = {row.setting.name: row for row in rows}
+    budgets = [f"{steps:,}" for steps in sorted({row.setting.how.scratch for row in rows})]
     pays = [row for row in rows if row.pays]
     nothing = [row for row in rows if abs(row.over_alone.mean) < 1]
     level = [row for row in rows if abs(row.over_global.mean) < 1]
@@ -353,9 +358,12 @@ federations, from clients that are alike to clients that have nothing in common,
 rows, means over clients and {rows[0].over_alone.seeds} seeds, with 95 % intervals over seeds.
 
 {table}
-*fine-tuned* starts at the shared model (FedAvg's); *pfedme* is Algorithm 1 with λ = {LAM:g} for all;
-*own-lambda* is the best λ of each client if alone were no choice. *Harmed* are clients that the recommended
-model leaves more than a point below alone, beyond their own 95 % interval.
+*fine-tuned* is the end of the path from the shared model (FedAvg's), λ = 0; *pfedme* is Algorithm 1 with
+λ = {LAM:g} for all; *own-lambda* is what each client would choose if alone were no choice. *Harmed* are
+clients that the recommended model leaves more than a point below alone, beyond their own 95 % interval. A
+client has at most the number of training rows that is named. *Alone* takes {" or ".join(budgets)} steps
+from scratch, the most on the paper's two federations, whose data are the same for all seeds; the others are
+drawn anew.
 
 ![What each client gains over alone and over the global model, and the λ it chose](results/gain.png)
 
@@ -409,4 +417,6 @@ def _gains(row: Row) -> str:
 def _newcomers(levels: Sequence[Level]) -> str:
     means = [(v.rows, *(100 * v.methods[m]["mean"] for m in ("recommended", "alone"))) for v in levels]
     shown = ", ".join(f"{rows} rows {mine:.1f} (alone {alone:.1f})" for rows, mine, alone in means)
-    return f"{shown}. {newcomer_sentence(levels)}"
+    fewest = min(v.clients for v in levels)
+    told = f"{levels[0].clients} newcomers, {fewest} of them with the most rows"
+    return f"{shown}; {told}. {newcomer_sentence(levels)}"

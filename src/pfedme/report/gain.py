@@ -22,7 +22,7 @@ NAMES = {"given": "pFedMe's λ"}
 
 
 def gain_figure(found: Personalized, federation: Federation) -> bytes:
-    """A PNG: each client's gain over training alone, and the λ it chose, against its training rows."""
+    """A PNG: each client's gain over alone and over the global model, and the λ it chose, by its rows."""
     figure = Figure(figsize=(7.2, 3.0), layout="constrained", dpi=200)
     left, right = figure.subplots(1, 2)
     rows = federation.n_train.astype(float)
@@ -36,24 +36,26 @@ def gain_figure(found: Personalized, federation: Federation) -> bytes:
     left.axhline(0, color="0.4", linewidth=0.8)
     dress(left, "", "training rows of a client", "gain (points)", "")
     left.legend(frameon=False, fontsize=8)
-    chosen_lam(right, rows, found.lam)
+    chosen_lam(right, rows, found.lam, [found.candidates[k].name == "alone" for k in found.choice])
     for at in (left, right):
         if len(rows) and rows.max() > 5 * rows.min():
             at.set_xscale("log")
     return png(figure)
 
 
-def chosen_lam(at: Axes, rows: np.ndarray, lam: np.ndarray) -> None:
-    """The λ of each client against its training rows, on a log scale with places for 0 and ∞."""
+def chosen_lam(at: Axes, rows: np.ndarray, lam: np.ndarray, alone: Sequence[bool]) -> None:
+    """The λ of each client against its training rows, on a log scale with places for ∞, 0 and alone."""
     finite = lam[(lam > 0) & np.isfinite(lam)]
     low, high = (finite.min() / 10, finite.max() * 10) if len(finite) else (1e-3, 1e3)
     low, high = min(low, 1e-3), max(high, 1e3)
     shown = np.where(lam == 0, low, np.where(np.isinf(lam), high, lam))
+    shown = np.where(alone, low / 10, shown)
     spread = np.exp(0.25 * np.random.default_rng(0).uniform(-1, 1, len(shown)))
     at.scatter(rows, shown * spread, s=9, color=COLOURS[2], alpha=0.6, linewidths=0)
     at.set_yscale("log")
     ticks = [10.0**k for k in range(int(np.log10(low)) + 1, int(np.log10(high)))]
-    at.set_yticks([low, *ticks, high], ["own (0)", *(f"{t:g}" for t in ticks), "global (∞)"])
+    names = ["alone", "fine-tuned (0)", *(f"{t:g}" for t in ticks), "global (∞)"]
+    at.set_yticks([low / 10, low, *ticks, high], names)
     at.minorticks_off()
     dress(at, "", "training rows of a client", "λ chosen", "")
 
@@ -83,7 +85,7 @@ def gain_study_figure(units: Mapping[str, Sequence[Mapping[str, Any]]]) -> bytes
     left.scatter(rows, gains, s=5, color=COLOURS[0], alpha=0.35, linewidths=0)
     left.axhline(0, color="0.4", linewidth=0.8)
     dress(left, "", "training rows of a client", "gain over alone (points)", "")
-    chosen_lam(right, rows, lam)
+    chosen_lam(right, rows, lam, [name == "alone" for unit in every for name in unit["chosen"]])
     for at in (left, right):
         at.set_xscale("log")
     return png(figure)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pfedme.metrics import mean_interval
 from pfedme.report.measure import ACCURACY, Measure, measure_of
 
 if TYPE_CHECKING:
@@ -158,9 +159,10 @@ def choice_sentences(chosen: Sequence[str], gains: Mapping[str, Sequence[np.ndar
     counts = [f"{chosen.count(kind)} {text}" for kind, text in kinds.items() if kind in chosen]
     said = [f"By their own validation rows {', '.join(counts)}."]
     for name, (gain, interval) in gains.items():
+        mean, half = mean_interval(gain)
         sure = int((gain - interval > 0).sum()), int((gain + interval < 0).sum())
         said.append(
-            f"The recommended models are {_apart(100 * float(gain.mean()))} {name} in the mean over "
+            f"The recommended models are {_apart(100 * mean)} {name} (± {100 * half:.1f}) in the mean over "
             f"clients; {sure[0]} of {len(gain)} gain and {sure[1]} lose beyond their own 95 % interval."
         )
     return said
