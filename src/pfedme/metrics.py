@@ -247,8 +247,8 @@ def over_clients(accuracy: np.ndarray) -> dict[str, float] | None:
 def mean_interval(values: np.ndarray) -> tuple[float, float]:
     """The mean over clients, and 1.96 standard errors of it; those are 0 for a single client.
 
-    >>> mean_interval(np.array([0.0, 2.0]))
-    (1.0, 1.96)
+    >>> mean_interval(np.array([0.0, 2.0, 4.0, 2.0]))
+    (2.0, 1.6...)
     """
     return float(values.mean()), float(1.96 * values.std(ddof=min(1, len(values) - 1)) / len(values) ** 0.5)
 

@@ -190,7 +190,7 @@ def _check(value: Any, kind: Any, name: str, owner: str) -> None:
         if bound is not None and (wrong := bound.violated_by(value)):
             raise InputError(f"{name} of {owner} {wrong}, not {value}.")
     if origin is tuple and typing.get_args(plain)[0] is str:
-        if not all(isinstance(part, str) and part for part in value):
+        if not (isinstance(value, tuple) and all(isinstance(part, str) and part for part in value)):
             raise InputError(f"{name} of {owner} must be {_in_words(plain)}.")
     elif isinstance(value, tuple) and not all(isinstance(part, int) and part >= 1 for part in value):
         raise InputError(f"{name} of {owner} must be {_in_words(plain)}, each at least 1.")
