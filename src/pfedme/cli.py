@@ -80,6 +80,14 @@ examples:
 examples:
   pfedme report runs/my-run -o my-run.html
   pfedme report runs/first runs/my-run -o both.html     runs and comparisons on one page""",
+    "export": """\
+examples:
+  pfedme export runs/my-run --client Dayton -o models/dayton
+  pfedme export runs/my-run -o models/shared    the shared model
+  pfedme export runs/my-run --client Dayton --which personal -o models/dayton""",
+    "predict": """\
+examples:
+  pfedme predict models/dayton --data new.csv -o predictions.csv""",
     "resume": """\
 examples:
   pfedme resume runs/my-run                     a run or a comparison that was interrupted""",
@@ -140,6 +148,8 @@ def _dispatch(argv: list[str]) -> int:
         "reproduce": (_reproduce, "carry out the paper's experiments and judge its claims"),
         "study": (_study, "measure what joining is worth, on a range of federations"),
         "report": (_report, "put runs and comparisons on one HTML page"),
+        "export": (_export, "write a client's model, or the shared one, into a folder to use it from"),
+        "predict": (_predict, "predict the rows of a table by an exported model"),
         "resume": (_resume, "go on with an interrupted run or comparison"),
     }
     if not argv or argv[0] in ("-h", "--help"):
@@ -186,7 +196,7 @@ def _training_parser(command: str, description: str, *, records: bool = True) ->
     docs = field_docs(Run)
     add = parser.add_argument
     _add_data(parser)
-    add("--model", default="mlr", help="mlr (softmax or ridge regression), dnn, or cnn for images, with options")
+    add("--model", default="mlr", help="mlr (softmax or ridge regression), dnn, or cnn for images (mlr)")
     add("--rounds", type=int, default=100, help=docs["rounds"] + " (100)")
     add("--cohort", type=int, help=docs["cohort"])
     add("--seed", type=int, default=0, help=docs["seed"] + " (0)")
@@ -375,7 +385,7 @@ def _offer(
                 federation = finished.simulation.federation
                 found = finished.to_members(how, steps) if members else None
             if found is not None:
-                write(out, found, federation, how)
+                write(out, found, finished.simulation.model, federation, how)
                 said["personalized"] = document(found, how)
             levels = newcomer_curve(finished, held_out, how, steps) if held_out is not None else []
             if levels:
@@ -630,6 +640,71 @@ def _report(argv: list[str]) -> int:
 
     report(args.folders, args.out, force=args.force)
     print(f"Report: {args.out}")
+    return 0
+
+
+def _export(argv: list[str]) -> int:
+    parser = _parser("export", "Writes one model of a finished run, with all that using it needs.")
+    parser.add_argument("run", metavar="RUN", type=Path, help="the folder of a finished run")
+    parser.add_argument("--client", metavar="ID", help="whose model; the shared one if not given")
+    parser.add_argument(
+        "--which", choices=("recommended", "personal", "global"),
+        help="if not given: what the client was recommended, else its personal model, else the shared one",
+    )  # fmt: skip
+    parser.add_argument("-o", "--out", type=Path, required=True, metavar="DIR", help="folder for the model")
+    parser.add_argument("--force", action="store_true", help="write into a folder that is not empty")
+    parser.add_argument("--json", action="store_true", help="print what was written as JSON")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    args = _parse(parser, argv)
+
+    from pfedme.predictor import model_of
+
+    model = model_of(args.run, args.client, args.which)
+    model.save(args.out, force=args.force)
+    which = model.origin["which"]
+    if args.json:
+        print(json.dumps({"out": str(args.out), **model.origin}))
+        return 0
+    whose = "shared model" if which == "global" else f"{which} model of {model.origin['client']}"
+    missing = args.client is not None and which == "global" and args.which is None
+    print(f"The {whose} is in {args.out}." + (" The run has no models of single clients." if missing else ""))
+    print(f"To use it: pfedme predict {shlex.quote(str(args.out))} --data TABLE -o predictions.csv")
+    return 0
+
+
+def _predict(argv: list[str]) -> int:
+    parser = _parser("predict", "Predicts the rows of a table by an exported model; the order is the table's.")
+    parser.add_argument("model", metavar="DIR", type=Path, help="the folder of an exported model")
+    parser.add_argument("--data", type=Path, required=True, metavar="TABLE", help="CSV, TSV, Parquet or NPZ")
+    parser.add_argument(
+        "-o", "--out", type=Path, default=Path("predictions.csv"), metavar="FILE",
+        help="the predictions as CSV (predictions.csv)",
+    )  # fmt: skip
+    parser.add_argument("--force", action="store_true", help="overwrite the file")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    args = _parse(parser, argv)
+
+    from pfedme.files import atomic_file, refuse_file, writing
+    from pfedme.predictor import load
+    from pfedme.terminal import waiting
+
+    refuse_file(args.out.parent)
+    if args.out.is_dir() or (args.out.exists() and not args.force):
+        what = "is a folder" if args.out.is_dir() else "exists"
+        force = "" if args.out.is_dir() else ", or --force to overwrite it"
+        raise InputError(f"{args.out} {what}; choose another -o{force}.")
+    frames = load(args.model).predict_file(args.data)
+    rows = 0
+    with writing(args.out), waiting("predicting") as told:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_file(args.out) as file:
+            for k, frame in enumerate(frames):
+                frame.write_csv(file, include_header=k == 0)
+                rows += frame.height
+                told(f"{rows:,} rows predicted")
+    if not rows:
+        print(f"pfedme: {args.data} has no rows; {args.out} has a header only.", file=sys.stderr)
+    print(f"{rows:,} predictions: {args.out}")
     return 0
 
 

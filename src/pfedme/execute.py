@@ -18,7 +18,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import safetensors
-import safetensors.numpy
 
 from pfedme import __version__
 from pfedme.algorithms import Algorithm
@@ -27,7 +26,7 @@ from pfedme.devices import cores, everywhere
 from pfedme.errors import Diverged, InputError, Interrupted, RunError
 from pfedme.federation import Federation
 from pfedme.files import atomic_write, writing
-from pfedme.folder import Folder
+from pfedme.folder import Folder, models_file
 from pfedme.models import Model
 from pfedme.personalize import rounds_to_choice, with_own_lambdas
 from pfedme.run import Run
@@ -260,29 +259,17 @@ class Execution:
 
             with writing(self.folder.path, self.rescue()):
                 atomic_write(self.folder.clients, clients_csv(evaluation, self.simulation.federation))
-                atomic_write(self.folder.model, self.model_file(w, theta))
+                kept = {k: np.asarray(v) for k, v in (("w", w), ("theta", theta)) if v is not None}
+                who = self.evaluated if theta is not None else ()
+                simulation = self.simulation
+                content = models_file(kept, simulation.model, simulation.federation, who)
+                atomic_write(self.folder.model, content)
                 atomic_write(self.folder.curves, curves({self.run.algorithm.name: [self.history]}))
         record = self.write_record("finished")
         if self.folder:
             self.folder.checkpoint.unlink(missing_ok=True)
         simulation = self.simulation
         return Result(self.run, record, evaluation, w, theta, simulation.federation, simulation.model)
-
-    def model_file(self, w: jax.Array | None, theta: jax.Array | None) -> bytes:
-        """`w` and `theta` with what is needed to use them."""
-        f, who = self.simulation.federation, self.evaluated if theta is not None else []
-        about: dict[str, Any] = {
-            "version": __version__,
-            "model": self.simulation.model.about(),
-            "clients": [int(f.ids[i]) for i in who],
-        }
-        if f.names:
-            about["names"] = [f.names[i] for i in who]
-        if f.schema:
-            about["schema"] = f.schema.to_json()
-        tensors = {k: np.asarray(v) for k, v in (("w", w), ("theta", theta)) if v is not None}
-        # One key, because safetensors does not keep the order of several.
-        return safetensors.numpy.save(tensors, {"pfedme": json.dumps(about)})
 
     def write_record(self, status: str) -> dict[str, Any]:
         """record.json, which says how far the run has come."""

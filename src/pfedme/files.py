@@ -7,6 +7,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import pooch
 
@@ -15,12 +16,17 @@ from pfedme.errors import InputError, RunError
 
 def atomic_write(path: Path, content: bytes | str) -> None:
     """Replaces `path` by `content` in one step: a reader, or a crash, sees the old file or the new one."""
-    if isinstance(content, str):
-        content = content.encode()
+    with atomic_file(path) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
+@contextlib.contextmanager
+def atomic_file(path: Path) -> Iterator[BinaryIO]:
+    """A file to write to that takes the place of `path` once it is complete."""
     handle, scratch = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(content)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.chmod(scratch, 0o644)

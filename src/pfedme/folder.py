@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,11 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
+from pfedme import __version__
 from pfedme.errors import InputError
+from pfedme.federation import Federation
 from pfedme.files import atomic_write, refuse_file, writing
+from pfedme.models import Model
 
 LATER = (
     "personalized.csv", "personalized.json", "personalized.png", "personalized.safetensors",
@@ -29,6 +33,7 @@ class Folder:
         self.record = path / "record.json"
         self.checkpoint = path / "checkpoint.safetensors"
         self.model = path / "model.safetensors"
+        self.offered = path / "personalized.safetensors"
         self.clients = path / "clients.csv"
         self.curves = path / "curves.png"
 
@@ -98,6 +103,33 @@ class Folder:
             f"The checkpoint {self.checkpoint} {what}; delete {self.checkpoint.name} to start from round 0 "
             f"by 'pfedme resume {self.path}'."
         )
+
+
+def models_file(
+    tensors: dict[str, np.ndarray], model: Model, federation: Federation, who: Sequence[int] | np.ndarray
+) -> bytes:
+    """The parameters of models, and what is needed to use them; `theta` has a row for each client of `who`."""
+    about: dict[str, Any] = {
+        "version": __version__,
+        "model": model.about(),
+        "clients": [int(federation.ids[i]) for i in who],
+    }
+    if federation.names:
+        about["names"] = [federation.names[i] for i in who]
+    if federation.schema:
+        about["schema"] = federation.schema.to_json()
+    # One key, because safetensors does not keep the order of several.
+    return safetensors.numpy.save(tensors, {"pfedme": json.dumps(about)})
+
+
+def read_models(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """The parameters that `models_file` was given, and what it tells about them."""
+    try:
+        with safetensors.safe_open(path, framework="numpy") as file:
+            names = file.keys()
+            return {name: file.get_tensor(name) for name in names}, json.loads(file.metadata()["pfedme"])
+    except (OSError, KeyError, ValueError, TypeError, safetensors.SafetensorError) as error:
+        raise InputError(f"{path} cannot be read ({error}); make the run again.") from None
 
 
 def _digest(tensors: dict[str, np.ndarray], about: dict[str, Any]) -> str:

@@ -21,10 +21,11 @@ from pfedme.data.table import Table
 from pfedme.errors import Diverged, InputError
 from pfedme.federation import Federation
 from pfedme.files import atomic_write, writing
-from pfedme.folder import Folder
+from pfedme.folder import Folder, models_file
 from pfedme.metrics import over_clients
+from pfedme.models import Model
 from pfedme.personalize import Personalize, Personalized, personalize
-from pfedme.run import Run, load
+from pfedme.run import Run, load, refuse_to_choose
 from pfedme.simulate import Simulation, State
 from pfedme.spec import to_json
 from pfedme.tree import Params
@@ -63,6 +64,7 @@ class Finished:
             raise InputError(f"{folder.record} is damaged: {error}; start the run again.") from None
         run.refuse_to_offer()
         run, simulation = run.prepare()
+        refuse_to_choose(simulation.federation)
         start = simulation.start().w
         try:
             w = jnp.asarray(safetensors.numpy.load_file(folder.model)["w"])
@@ -217,20 +219,21 @@ def document(found: Personalized, how: Personalize) -> dict[str, Any]:
     }
 
 
-def write(path: Path, found: Personalized, federation: Federation, how: Personalize) -> None:
+def write(
+    path: Path, found: Personalized, model: Model, federation: Federation, how: Personalize
+) -> None:
     """personalized.csv, .json, .png and .safetensors in a folder."""
     from pfedme.report.gain import gain_figure
 
     summed_up = json.dumps(document(found, how), indent=1) + "\n"
-    about = {"version": __version__, "clients": federation.ids.tolist()}
-    tensors = {"theta": np.asarray(found.theta.ravel(1))}
+    content = models_file(
+        {"theta": np.asarray(found.theta.ravel(1))}, model, federation, range(federation.clients)
+    )
     with writing(path):
         path.mkdir(parents=True, exist_ok=True)
         atomic_write(path / "personalized.csv", clients_csv(found, federation))
         atomic_write(path / "personalized.png", gain_figure(found, federation))
-        atomic_write(
-            path / "personalized.safetensors", safetensors.numpy.save(tensors, {"pfedme": json.dumps(about)})
-        )
+        atomic_write(Folder(path).offered, content)
         atomic_write(path / "personalized.json", summed_up)
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -171,6 +172,17 @@ class Steps:
             self.live.update(self.task, description=what, completed=done, total=total)
         elif done < total:
             print(f"{what}: step {done + 1} of {total}", file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def waiting(what: str) -> Iterator[Callable[[str], None]]:
+    """A sign of life on standard error, if it is a terminal; what it yields changes the text."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda _: None
+        return
+    with console.status(what) as status:
+        yield status.update
 
 
 def print_offer(found: Personalized, federation: Federation, out: Path) -> None:

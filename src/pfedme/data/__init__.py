@@ -37,8 +37,7 @@ def parse_data(text: str, options: Mapping[str, Any] | None = None) -> Source:
     given = {name: value for name, value in (options or {}).items() if value is not None}
     name = text.partition(":")[0]
     if name not in BUILT_IN and text and (is_table(Path(text)) or Path(text).exists()):
-        places = {field: str(Path(given[field]).absolute()) for field in ("test",) if field in given}
-        return build(Table, {**given, **places, "path": str(Path(text).absolute())}, "the table").pinned()
+        return build(Table, {**given, "path": text}, "the table").pinned()
     if name in BUILT_IN and given:
         raise InputError(
             f"{OPTIONS[next(iter(given))]} is for tables of your own, and --data {name} is built in; leave "

@@ -173,6 +173,14 @@ def read_as(name: str, kind: pl.DataType) -> pl.Expr:
     return column.cast(pl.String).cast(kind) if kind == pl.Categorical else column.cast(kind)
 
 
+def without_blank_end(frame: pl.DataFrame) -> pl.DataFrame:
+    """The rows but for empty lines at the end of a file."""
+    if not frame.height or any(value is not None for value in frame.row(-1)):
+        return frame
+    filled = frame.select(pl.any_horizontal(pl.all().is_not_null())).to_series()
+    return frame[: frame.height - int(filled.reverse().arg_max() or 0)] if filled.any() else frame[:0]
+
+
 def is_table(path: Path) -> bool:
     """Whether the name is that of a file that can be read here."""
     return path.name.lower().endswith(SUFFIXES)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
-from pfedme.data.reading import Part, Types, shown
+from pfedme.data.reading import Part, Types, shown, without_blank_end
 from pfedme.errors import InputError
 from pfedme.schema import (
     Coded,
@@ -138,7 +138,7 @@ def read_rows(path: Path, parts: list[Part], client: str | None, label: str, col
     types: Types = {client: pl.Categorical()} if client else {}
     types[label] = pl.Float64() if kinds[label] == "number" else pl.Categorical()
     types |= {name: pl.Categorical() for name in columns if kinds[name] == "text"}
-    frames = [_without_blank_end(part.frame(types), part) for part in parts]
+    frames = [without_blank_end(part.frame(types)) for part in parts]
     heights = [frame.height for frame in frames]
     frame = pl.concat(frames)
     if not frame.height:
@@ -187,11 +187,3 @@ def _kind(parts: Sequence[Part], name: str, *, is_feature: bool) -> str:
             )
         kinds.add("number" if kind.is_numeric() else "text")
     return "number" if kinds == {"number"} else "text"
-
-
-def _without_blank_end(frame: pl.DataFrame, part: Part) -> pl.DataFrame:
-    """The rows but for empty lines at the end of a file."""
-    if not frame.height or any(value is not None for value in frame.row(-1)):
-        return frame
-    filled = frame.select(pl.any_horizontal(pl.all().is_not_null())).to_series()
-    return frame[: frame.height - int(filled.reverse().arg_max() or 0)] if filled.any() else frame[:0]

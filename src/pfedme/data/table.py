@@ -71,8 +71,10 @@ class Table:
         return words
 
     def pinned(self) -> Table:
-        """This table with the fingerprint of its files, which must be the one that was given, if one was."""
-        files = [file for path in (self.path, self.test) if path for file in files_of(Path(path))]
+        """This table with its whole path and the fingerprint of its files, which must be the one that was
+        given, if one was."""
+        path, test = (str(Path(p).absolute()) if p else p for p in (self.path, self.test))
+        files = [file for p in (path, test) if p for file in files_of(Path(p))]
         try:
             now = fingerprint(files)
         except OSError as error:
@@ -82,7 +84,7 @@ class Table:
                 f"The data of this run, {shown(Path(self.path))}, has changed since it began; put back what "
                 "it was, or start a new run."
             )
-        return dataclasses.replace(self, fingerprint=now)
+        return dataclasses.replace(self, path=path, test=test, fingerprint=now)
 
     def load(self, schema: Schema | None = None) -> Federation:
         """The federation, encoded as a schema says, or as one that is made from its training rows."""
