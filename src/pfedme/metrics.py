@@ -256,7 +256,8 @@ def mean_interval(values: np.ndarray) -> tuple[float, float]:
 def summary(test: Scores, train: Scores | None) -> dict[str, Any]:
     """A model's entry in the record; `worst_decile` is the mean over the worst tenth of the clients.
 
-    A regression has no accuracy: `rmse` and `r2` are over all rows, and `clients` is about the clients' own R².
+    A regression has no accuracy: `rmse` and `r2` are over all rows, and `clients` is about the clients' own
+    R².
     """
     tested = bool(test.count.any())
     entry: dict[str, Any] = {"accuracy": test.overall}

@@ -22,8 +22,9 @@ from pfedme.tree import Params, record
 class Model:
     """A predictor with loss f(θ; D) = mean over D of ℓ(apply(θ, x), y) + l2/2 ‖θ‖².
 
-    A classifier's scores are logits z, and ℓ(z, y) = −log softmax(z)[y]; a regression has one score z for each
-    row, and ℓ(z, y) = ½ (z − y)². This class turns any pair of functions into a model; `init` and `apply` work on a pytree of arrays.
+    A classifier's scores are logits z, and ℓ(z, y) = −log softmax(z)[y]; a regression has one score z for
+    each row, and ℓ(z, y) = ½ (z − y)². This class turns any pair of functions into a model; `init` and
+    `apply` work on a pytree of arrays.
 
     >>> linear = Model(
     ...     init_fn=lambda key: {"W": jnp.zeros((2, 3))},
@@ -194,8 +195,8 @@ class Convolutional(Model):
     shape: tuple[int, ...]
     """Height and width of an image, and its channels if there are several."""
     classes: Index = 0
-    channels: tuple[int, ...] = ()
-    """Outputs of each stage."""
+    channels: tuple[int, ...] = (8, 16)
+    """Outputs of each stage, of which there is at least one."""
     hidden: tuple[int, ...] = ()
     kernel: Count = 3
     """Height and width of the convolutions."""
@@ -249,8 +250,8 @@ def from_about(document: dict[str, Any]) -> Model:
         raise InputError(f"The description of a model lacks {' and '.join(sorted(lacking))}.")
     if kind == "network":
         return build(Network, fields, "the model")
-    fields.pop("features")
-    return build(Convolutional, {"shape": (), **fields}, "the model")
+    sizes = build(Network, {name: fields.pop(name) for name in ("features", "classes")}, "the model")
+    return build(CNN, fields, "the model").build(sizes.features, sizes.classes)
 
 
 @record
@@ -314,13 +315,17 @@ class CNN:
         shown = "×".join(map(str, own))
         if not own:
             raise InputError(
-                f"Model 'cnn' is for images, and nothing tells the shape of these rows of {features} numbers: "
-                "give it, as in cnn:shape=28-28 or cnn:shape=32-32-3, or use model mlr or dnn."
+                f"Model 'cnn' is for images, and nothing tells the shape of rows of {features} numbers; give "
+                "it, as in cnn:shape=28-28 or cnn:shape=32-32-3, or use model mlr or dnn."
             )
         if len(own) not in (2, 3) or math.prod(own) != features:
             raise InputError(
                 f"Model 'cnn' is for images of height × width or height × width × channels, and rows of "
                 f"{features} numbers are no images of {shown}; give cnn:shape=..., or use model mlr or dnn."
+            )
+        if not self.channels:
+            raise InputError(
+                "channels of model 'cnn' must name at least one stage, such as 8-16; model dnn has none."
             )
         if self.kernel % 2 == 0:
             raise InputError(f"kernel of model 'cnn' must be an odd number, not {self.kernel}.")

@@ -126,6 +126,8 @@ class Run:
         if self.personalize or self.holdout_clients:
             self.refuse_to_offer()
         federation = self.parties()[0]
+        if self.personalize or self.holdout_clients or self.rechooses:
+            refuse_to_choose(federation)
         if self.rechooses:
             federation = federation.hold_out(0, Personalize.folds)
         cohort = self.cohort or min(10, federation.clients)
@@ -172,6 +174,16 @@ class Run:
             )
         order = np.random.default_rng([self.seed, 2**33]).permutation(federation.clients)
         return federation.take(np.sort(order[later:])), federation.take(np.sort(order[:later]))
+
+
+def refuse_to_choose(federation: Federation) -> None:
+    """Raises an error if clients cannot choose among models by their rows: if labels are numbers."""
+    if federation.classes == 0:
+        raise InputError(
+            "The label is a quantity, and clients choose their models (--personalize, --holdout-clients, "
+            "--rechoose) by the probability of classes; leave that out, and see by 'pfedme compare pfedme "
+            "fedavg-ft alone' what suits them."
+        )
 
 
 def load(source: Source) -> Federation:

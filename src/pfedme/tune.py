@@ -46,7 +46,8 @@ class Tried:
     state: Literal["complete", "pruned", "diverged", "interrupted"]
     settings: dict[str, Any]
     accuracy: float | None
-    """On validation rows, after `rounds` rounds; R² in a regression. None if it diverged or was interrupted."""
+    """On validation rows, after `rounds` rounds; R² in a regression. None if it diverged or was
+    interrupted."""
     rounds: int
     model: str | None
     """Which model was judged, `personal` or `global`; None if the trial was stopped."""
@@ -173,8 +174,8 @@ class Bench:
             )
         if self.measure is R2 and not np.ptp(self.federation.y[rows]):
             raise InputError(
-                "The labels of all rows that were kept to judge by are alike, so that every model looks alike; "
-                "give clients more rows, or choose settings by hand with 'pfedme run'."
+                "The labels of all rows that were kept to judge by are alike, so that nothing can be told by "
+                "R²; give clients more rows, or choose settings by hand with 'pfedme run'."
             )
 
     def attempt(self, trial: Trial, watch: Callable[[int], None]) -> float | None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from pfedme.federation import Federation
-from pfedme.metrics import deviations
+from pfedme.metrics import Blocks, Spread, deviations
 from pfedme.report.spread import cautions, columns, unlike
 
 
@@ -51,14 +51,14 @@ def numbers(federation: Federation) -> dict[str, Any]:
     f, said = federation, []
     y = f.labels_in_units()
     mean, std = label_mean_std(f)
-    untested = int((f.n_test == 0).sum())
-    constant = int(((std == 0) & (f.n_test > 0)).sum())
-    if untested:
+    alike = Spread.of(f.y, Blocks.cut(*f.rows("test")), f.clients).own == 0
+    if untested := int((f.n_test == 0).sum()):
         said.append(f"{_clients(untested)} no test rows and will not be in R² and RMSE.")
-    if constant:
-        said.append(f"{_clients(constant)} labels that are all alike, so that it has no R² of its own.")
+    if constant := int((alike & (f.n_test > 0)).sum()):
+        said.append(f"{_clients(constant)} only one label in the test rows, so that R² says nothing there.")
+    whole = {"mean": y.mean(), "std": y.std(), "min": y.min(), "max": y.max()}
     return {
-        "label": {"mean": float(y.mean()), "std": float(y.std()), "min": float(y.min()), "max": float(y.max())},
+        "label": {name: float(value) for name, value in whole.items()},
         "label_mean_per_client": {"min": float(mean.min()), "max": float(mean.max())},
         "label_std_per_client": {"min": float(std.min()), "max": float(std.max())},
         "warnings": said,

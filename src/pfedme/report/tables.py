@@ -118,8 +118,8 @@ def sentences(results: Mapping[str, Finals]) -> list[str]:
             else f"{'joining pays' if gain > 0 else 'clients are better off alone'}, by {what.apart(gain)}"
         )
         said.append(
-            f"A client that trains alone reaches {what.told(best['alone'][0])}, and the best federated model, "
-            f"{name}'s {kind} one, {what.told(value)}: on this federation {verdict}."
+            f"A client that trains alone reaches {what.told(best['alone'][0])}, and the best federated "
+            f"model, {name}'s {kind} one, {what.told(value)}: on this federation {verdict}."
         )
     if "pfedme" in results and (own := mean_std(results["pfedme"], "personal")):
         shared = mean_std(results["pfedme"], "global")
@@ -127,8 +127,8 @@ def sentences(results: Mapping[str, Finals]) -> list[str]:
         text = f"pFedMe's personal models are {_apart(own[0] - shared[0], what)} its own global model"
         if "fedavg" in results and (local := mean_std(results["fedavg"], "local")):
             text += (
-                f" and {_apart(own[0] - local[0], what)} FedAvg's local models, their like: both have been adapted "
-                "to the client, for a K-th of the gradients in FedAvg's case"
+                f" and {_apart(own[0] - local[0], what)} FedAvg's local models, their like: both have been "
+                "adapted to the client, for a K-th of the gradients in FedAvg's case"
             )
         said.append(text + ".")
     if max(map(len, results.values()), default=0) == 1:

@@ -38,7 +38,8 @@ def about(groups: Sequence[Group], tables: Sequence[Columns | None]) -> list[str
         first = runs[0]
         kind = first.record["config"]["model"]["name"]
         linear = "Linear regression" if groups[own[0]].measure is R2 else "Softmax regression"
-        model = {"mlr": linear, "dnn": "A neural network"}.get(kind, "A model")
+        networks = {"dnn": "A neural network", "cnn": "A convolutional network"}
+        model = {"mlr": linear, **networks}.get(kind, "A model")
         names = list(dict.fromkeys(groups[k].name for k in own))
         rounds = sorted({told.run.rounds for told in runs})
         cohort = sorted({told.run.cohort or 0 for told in runs if told.run.algorithm.has_global})
