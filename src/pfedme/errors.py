@@ -7,6 +7,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 
+MOST_NAMES = 20
+"""How many names an error lists."""
+
+
 class InputError(ValueError):
     """The input was wrong: a name, a number, a file. Exit status 2."""
 
@@ -34,7 +38,9 @@ def unknown(what: str, given: str, known: Iterable[str]) -> InputError:
     >>> print(unknown("algorithm", "pfedmee", ["pfedme", "fedavg"]))
     There is no algorithm 'pfedmee'; did you mean 'pfedme'? Known: pfedme, fedavg.
     """
-    known = list(known)
-    near = difflib.get_close_matches(given.lower(), known, n=1)
-    hint = f"; did you mean '{near[0]}'?" if near else "."
-    return InputError(f"There is no {what} '{given}'{hint} Known: {', '.join(known)}.")
+    names = list(known)
+    lower = {name.lower(): name for name in names}
+    near = difflib.get_close_matches(given.lower(), lower, n=1)
+    hint = f"; did you mean '{lower[near[0]]}'?" if near else "."
+    more = f" and {len(names) - MOST_NAMES:,} more" if len(names) > MOST_NAMES else ""
+    return InputError(f"There is no {what} '{given}'{hint} Known: {', '.join(names[:MOST_NAMES])}{more}.")

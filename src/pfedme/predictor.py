@@ -246,7 +246,7 @@ def load(path: Path | str) -> Predictor:
         )
     try:
         model = from_about(about["model"])
-        schema = Schema.from_json(about["schema"]) if about["schema"] else None
+        schema = Schema.from_json(about["schema"]) if about["schema"] is not None else None
         flat = safetensors.numpy.load_file(path / "model.safetensors")["theta"]
         origin = {key: about[key] for key in ("client", "which", "command") if key in about}
         return Predictor(model, _in_layers(model, flat), schema, origin)
