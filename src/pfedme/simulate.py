@@ -18,7 +18,7 @@ import numpy as np
 from jax import lax
 
 from pfedme.algorithms import Algorithm
-from pfedme.algorithms.base import Models
+from pfedme.algorithms.base import Models, Update
 from pfedme.devices import everywhere, over_devices, padded
 from pfedme.errors import InputError
 from pfedme.federation import Federation, Part
@@ -144,15 +144,14 @@ class Simulation:
 
     def start(self) -> State:
         """Before the first round."""
-        w = self.model.init(jax.random.fold_in(self.key, 2**32 - 1))
+        w = first_model(self.model, self.seed)
         one = self.algorithm.init(w)
         clients = jax.tree.map(lambda a: jnp.broadcast_to(a, (self.federation.clients, *a.shape)), one)
         return State(0, *everywhere((w, clients)))
 
     def cohort_of(self, t: int) -> np.ndarray:
         """The clients of round t, drawn uniformly without replacement, in the order of their ids."""
-        rng = np.random.default_rng([self.seed, t])
-        return self._by_id[np.sort(rng.choice(self.federation.clients, self.cohort, replace=False))]
+        return draw_cohort(self._by_id, self.cohort, self.seed, t)
 
     def advance(self, state: State, rounds: int) -> tuple[State, bool]:
         """The state after `rounds` (at most MOST_ROUNDS) more rounds, and whether all of it is finite.
@@ -160,6 +159,11 @@ class Simulation:
         If not, the state is the one before the round that went wrong.
         """
         return advance([self], [state], rounds)[0]
+
+    def update(self, state: State, who: np.ndarray) -> Update:
+        """What clients `who` make of round t and w, stacked: what a deployed client does for itself alone."""
+        update = _update(self.store, self.job, state, padded(who))
+        return jax.tree.map(lambda a: a[: len(who)], update)
 
     def answer(self, state: State, who: np.ndarray | None = None) -> tuple[Models, dict[str, np.ndarray]]:
         """The local and personal models of clients `who` (default: all) in answer to w, stacked."""
@@ -202,6 +206,17 @@ class Simulation:
         """An estimate of L: the largest curvature of (at most `most`) clients' losses at the first w."""
         who = np.linspace(0, self.federation.clients - 1, min(most, self.federation.clients)).astype(int)
         return float(_smoothness(self.model, self.store, self.key, self.start().w, who, rows))
+
+
+def first_model(model: Model, seed: int) -> Params:
+    """w before the first round."""
+    return model.init(jax.random.fold_in(jax.random.key(seed), 2**32 - 1))
+
+
+def draw_cohort(by_id: np.ndarray, cohort: int, seed: int, t: int) -> np.ndarray:
+    """The clients of round t, of those in `by_id`, drawn uniformly without replacement, in the same order."""
+    rng = np.random.default_rng([seed, t])
+    return by_id[np.sort(rng.choice(len(by_id), cohort, replace=False))]
 
 
 def advance(
@@ -284,6 +299,11 @@ def _stacked(trees: Sequence[T]) -> T:
 def _of(run: Any, tree: T) -> T:
     """The part of a stacked tree that belongs to `run`."""
     return jax.tree.map(lambda leaf: leaf[run], tree)
+
+
+@jax.jit
+def _update(store: Store, job: Job, state: State, who: jax.Array) -> Update:
+    return _each("client_update", store, _stacked([job]), _stacked([state]), jnp.zeros_like(who), who)
 
 
 @jax.jit

@@ -1,0 +1,28 @@
+"""The data of a deployed federation, which stays where it is."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pfedme.errors import InputError
+from pfedme.federation import Federation
+from pfedme.spec import Index
+from pfedme.tree import record
+
+
+@record
+class Deployed:
+    """Tables that never left their owners: a record can name them, and nobody can load them."""
+
+    name: ClassVar[str] = "deployed"
+
+    clients: Index = 0
+    """How many clients there were."""
+    label: str = ""
+    """Column to predict."""
+
+    def load(self) -> Federation:
+        """Raises an error."""
+        raise InputError(
+            "The rows of a deployed federation are with its clients, so that nothing here can be trained on them."
+        )

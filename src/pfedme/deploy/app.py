@@ -1,0 +1,182 @@
+"""The Flower app: `client_update` and `server_update` of the simulator behind Flower's messages."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from pfedme.algorithms import ALGORITHMS
+from pfedme.data.table import OPTIONS, Table
+from pfedme.deploy.book import Book, carry_out
+from pfedme.deploy.client import Client
+from pfedme.deploy.server import Content, Kind, Plan, Reply, Server
+from pfedme.devices import keep_compiled_programs
+from pfedme.errors import InputError, RunError, unknown
+from pfedme.models import parse_model
+from pfedme.spec import build, field_types
+
+client = ClientApp()
+server = ServerApp()
+
+TYPES: dict[Kind, str] = {
+    "agree": "query.agree", "train": "train", "finish": "evaluate", "refuse": "query.refuse",
+}  # fmt: skip
+"""What Flower calls the kinds of messages."""
+POLL_S = 0.2
+
+
+def packed(content: Content) -> RecordDict:
+    """A message's content as Flower's records."""
+    arrays = ArrayRecord({name: Array(array) for name, array in content.arrays.items()})
+    return RecordDict({"arrays": arrays, "config": ConfigRecord({"words": json.dumps(content.words)})})
+
+
+def unpacked(records: RecordDict) -> Content:
+    """The inverse of `packed`."""
+    arrays = {name: np.asarray(array.numpy()) for name, array in records["arrays"].items()}
+    return Content(json.loads(records["config"]["words"]), arrays)
+
+
+def client_of(config: Mapping[str, Any]) -> Client:
+    """The client that a node's configuration describes."""
+    fields = {name: config[key] for name in OPTIONS if (key := name.replace("_", "-")) in config}
+    table = build(Table, {**fields, "path": config["data"], "owner": config["name"]}, "the client")
+    return Client(table, Path(str(config["state-dir"])), bool(config.get("share-metrics", False)))
+
+
+def answered(work: Callable[[Client, Content], Content]) -> Callable[[Message, Context], Message]:
+    """A handler of messages that answers an error with a sentence instead of a traceback."""
+
+    def handle(message: Message, context: Context) -> Message:
+        keep_compiled_programs()
+        try:
+            content = work(client_of(context.node_config), unpacked(message.content))
+        except (InputError, RunError) as error:
+            print(f"pfedme: {error}", file=sys.stderr, flush=True)
+            content = Content({"error": str(error)}, {})
+        words = {"name": str(context.node_config.get("name", "")), **content.words}
+        return Message(content=packed(Content(words, content.arrays)), reply_to=message)
+
+    return handle
+
+
+client.query("agree")(answered(lambda own, _: own.agree()))
+client.query("hello")(answered(lambda own, _: Content({}, {})))
+client.query("refuse")(answered(Client.refused))
+client.train()(answered(Client.train))
+client.evaluate()(answered(Client.finish))
+
+
+class FlowerChannel:
+    """The way to the clients through Flower's grid.
+
+    Where clients have keys, `names` tells whose node is whose; a client cannot pass for another. Where they have
+    none, each is asked.
+    """
+
+    def __init__(self, grid: Grid, names: Mapping[int, str] | None) -> None:
+        self.grid, self.trusted = grid, names
+        self.known: dict[int, str] = dict(names or {})
+
+    def present(self) -> list[str]:
+        """The names of the clients that are connected."""
+        nodes = list(self.grid.get_node_ids())
+        strangers = [node for node in nodes if node not in self.known]
+        if strangers and self.trusted is None:
+            for node, reply in self._exchange("query.hello", dict.fromkeys(strangers, Content({}, {})), 30).items():
+                if reply.content is not None:
+                    self.known[node] = str(reply.content.words["name"])
+        return sorted({self.known[node] for node in nodes if node in self.known})
+
+    def ask(
+        self, kind: Kind, contents: Mapping[str, Content], deadline: float, enough: Callable[[str], bool]
+    ) -> dict[str, Reply]:
+        """See `Channel.ask`."""
+        online = set(self.grid.get_node_ids())
+        nodes = {name: node for node, name in self.known.items() if node in online}
+        asked = {nodes[name]: content for name, content in contents.items() if name in nodes}
+        replies = self._exchange(TYPES[kind], asked, deadline, lambda node: enough(self.known[node]))
+        return {self.known[node]: self._checked(node, reply) for node, reply in replies.items()}
+
+    def _checked(self, node: int, reply: Reply) -> Reply:
+        """The reply, once it is known that it does not come under another name."""
+        claimed = reply.content.words.get("name") if reply.content else None
+        if self.trusted is not None and claimed not in (None, self.known[node]):
+            return Reply(None, f"it calls itself '{claimed}', and its key is that of '{self.known[node]}'")
+        return reply
+
+    def _exchange(
+        self,
+        kind: str,
+        contents: Mapping[int, Content],
+        deadline: float,
+        enough: Callable[[int], bool] = lambda _: False,
+    ) -> dict[int, Reply]:
+        messages = [
+            Message(content=packed(content), message_type=kind, dst_node_id=node, ttl=deadline)
+            for node, content in contents.items()
+        ]
+        waiting = {id for id in self.grid.push_messages(messages) if id}
+        replies: dict[int, Reply] = {}
+        until, done = time.monotonic() + deadline, False
+        while waiting and not done and time.monotonic() < until:
+            for message in self.grid.pull_messages(list(waiting)):
+                waiting.discard(message.metadata.reply_to_message_id)
+                node = message.metadata.src_node_id
+                replies[node] = read_reply(message)
+                done |= enough(node)
+            if waiting and not done:
+                time.sleep(POLL_S)
+        return replies
+
+
+def read_reply(message: Message) -> Reply:
+    """What a client has answered; whatever it sent, no exception."""
+    if message.has_error():
+        return Reply(None, f"its program failed ({message.error.reason or message.error.code})"[:300])
+    try:
+        content = unpacked(message.content)
+        if not isinstance(content.words, dict):
+            raise TypeError
+    except Exception:
+        # Whatever an ill-meaning client sends, the server goes on.
+        return Reply(None, "its reply cannot be read")
+    if "error" in content.words:
+        return Reply(None, str(content.words["error"])[:300])
+    return Reply(content)
+
+
+def plan_of(config: Mapping[str, Any]) -> Plan:
+    """The plan that a run's configuration describes; an empty text stands for a default."""
+    given = {key.replace("-", "_"): value for key, value in config.items() if value != ""}
+    name = str(given["algorithm"])
+    if name not in ALGORITHMS:
+        raise unknown("algorithm", name, ALGORITHMS)
+    fields = field_types(ALGORITHMS[name])
+    algorithm = build(ALGORITHMS[name], {n: given[n] for n in fields if n in given}, f"algorithm '{name}'")
+    numbers = {n: given[n] for n in field_types(Plan) if n in given and n not in ("algorithm", "model")}
+    numbers["rounds"] = given.get("num_server_rounds", Plan.rounds)
+    return Plan(algorithm=algorithm, model=parse_model(str(given["model"])), **numbers).checked()
+
+
+@server.main()
+def main(grid: Grid, context: Context) -> None:
+    """Carries out the run that the configuration describes."""
+    config = context.run_config
+    plan = plan_of(config)
+    out = Path(str(config["out"]) or f"runs/flower-{context.run_id}").absolute()
+    out.mkdir(parents=True, exist_ok=True)
+    names = None
+    if file := config["names"]:
+        names = {int(node): name for node, name in json.loads(Path(str(file)).read_text()).items()}
+    book = Book(plan, out, str(config["command"]) or "flwr run")
+    carry_out(Server(plan, FlowerChannel(grid, names), book.tell), book, resume=bool(config["resume"]))

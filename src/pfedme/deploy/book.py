@@ -1,0 +1,199 @@
+"""What a deployed run leaves behind: the folder of a run, as a simulation writes it, and the ledger."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pfedme import __version__
+from pfedme.data.deployed import Deployed
+from pfedme.deploy.agreement import Agreement
+from pfedme.deploy.server import Content, Part, Plan, Progress, Server, Stopped, ledger_csv
+from pfedme.errors import InputError, RunError
+from pfedme.execute import clients_csv, environment
+from pfedme.federation import Federation
+from pfedme.files import atomic_write, writing
+from pfedme.folder import Folder, models_file
+from pfedme.metrics import Scores, Spread
+from pfedme.run import Run
+from pfedme.simulate import Evaluation
+
+LEDGER = "ledger.csv"
+LOG = "server.log"
+
+
+class Book:
+    """The folder of a deployed run."""
+
+    def __init__(self, plan: Plan, path: Path, command: str) -> None:
+        self.plan, self.folder, self.command = plan, Folder(path), command
+        self.began = time.monotonic()
+        self.before = 0.0
+        """Seconds that earlier parts of the run took."""
+
+    def tell(self, line: str) -> None:
+        """Puts a line into the log, with the time."""
+        stamp = time.strftime("%Y-%m-%d %H:%M:%S")
+        with writing(self.folder.path), (self.folder.path / LOG).open("a", encoding="utf-8") as log:
+            log.write(f"{stamp} {line}\n")
+
+    def run(self, progress: Progress | None) -> Run:
+        """The run as a record knows it."""
+        plan, agreed = self.plan, progress.agreement if progress else None
+        names = agreed.names if agreed else ()
+        return Run(
+            algorithm=plan.algorithm,
+            data=Deployed(clients=len(names), label=agreed.schema.label if agreed else ""),
+            model=plan.model.settled(agreed.schema.features) if agreed else plan.model,
+            rounds=plan.rounds,
+            cohort=min(plan.cohort or 10, len(names)) if names else plan.cohort,
+            seed=plan.seed,
+            eval_every=plan.eval_every or plan.rounds,
+            eval_clients=len(names) or None,
+        )
+
+    def write_record(self, status: str, progress: Progress | None, reason: str | None = None) -> None:
+        """record.json, which says how far the run has come."""
+        history = list(progress.history) if progress else []
+        spent = self.before + time.monotonic() - self.began
+        record = {
+            "status": status,
+            "reason": reason,
+            "version": __version__,
+            "command": self.command,
+            "config": self.run(progress).to_json(),
+            "deployment": {
+                **{f.name: getattr(self.plan, f.name) for f in PLAN_NUMBERS},
+                "clients": list(progress.agreement.names) if progress else [],
+                "refused": progress.agreement.refused if progress else {},
+                "round": progress.t if progress else 0,
+            },
+            "environment": environment(),
+            "timing": {"compile_s": 0.0, "train_s": spent, "eval_s": 0.0, "rounds": self.plan.rounds},
+            "history": history,
+            "final": (history[-1] if history else {"round": self.plan.rounds}) if status == "finished" else None,
+        }
+        with writing(self.folder.path):
+            atomic_write(self.folder.record, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+
+    def save(self, progress: Progress) -> None:
+        """The state after a round, from which the run can go on, and the ledger so far."""
+        about = {
+            "round": progress.t,
+            "agreement": progress.agreement.to_json(),
+            "history": list(progress.history),
+            "ledger": [dataclasses.asdict(part) for part in progress.ledger],
+            "spent": self.before + time.monotonic() - self.began,
+        }
+        with writing(self.folder.path):
+            self.folder.write_checkpoint({"w": progress.w}, about)
+            atomic_write(self.folder.path / LEDGER, ledger_csv(progress.ledger))
+
+    def restore(self) -> Progress | None:
+        """The state in the checkpoint; None if the run had not come to its first round."""
+        if not self.folder.checkpoint.exists():
+            return None
+        tensors, about = self.folder.read_checkpoint()
+        self.before = float(about["spent"])
+        return Progress(
+            t=int(about["round"]),
+            w=tensors["w"],
+            agreement=Agreement.from_json(about["agreement"]),
+            ledger=tuple(Part(**part) for part in about["ledger"]),
+            history=tuple(about["history"]),
+        )
+
+    def finish(self, server: Server, progress: Progress, told: Mapping[str, Content]) -> None:
+        """All files of a finished run; its folder is complete once record.json says so."""
+        from pfedme.report.figures import curves
+
+        schema, names = progress.agreement.schema, progress.agreement.names
+        nobody = Federation(
+            x=np.zeros((0, schema.features), np.float32), y=np.zeros(0, np.int32), classes=len(schema.labels),
+            n_train=np.zeros(0, int), n_test=np.zeros(0, int), ids=np.zeros(0, np.uint32), schema=schema,
+        )  # fmt: skip
+        model = server.model_for(schema)
+        with writing(self.folder.path):
+            atomic_write(self.folder.model, models_file({"w": progress.w}, model, nobody, ()))
+            shared = {name: content.words["scores"] for name, content in told.items() if "scores" in content.words}
+            if shared:
+                own = [name for name in names if name in shared]
+                evaluation = gathered(progress.t, [shared[name] for name in own], schema.label_scale)
+                few = dataclasses.replace(
+                    nobody, names=tuple(own),
+                    n_train=np.array([shared[name]["n_train"] for name in own]),
+                    n_test=np.array([shared[name]["n_test"] for name in own]),
+                )  # fmt: skip
+                atomic_write(self.folder.clients, clients_csv(evaluation, few))
+                history = list(progress.history)
+                atomic_write(self.folder.curves, curves({self.plan.algorithm.name: [history]}))
+        self.write_record("finished", progress)
+        self.folder.checkpoint.unlink(missing_ok=True)
+
+
+PLAN_NUMBERS = [f for f in dataclasses.fields(Plan) if f.name not in ("algorithm", "model")]
+
+
+def gathered(t: int, told: list[dict[str, Any]], unit: float) -> Evaluation:
+    """The evaluation that clients' sums amount to."""
+
+    def scores(part: str) -> dict[str, Scores]:
+        kinds = [kind for kind in ("global", "local", "personal") if kind in told[0][part]]
+        return {kind: _scores([one[part][kind] for one in told], unit) for kind in kinds}
+
+    info = {name: np.array([one["info"][name] for one in told]) for name in told[0]["info"]}
+    return Evaluation(t, np.arange(len(told)), scores("test"), scores("train"), info)
+
+
+def _scores(sums: list[dict[str, Any]], unit: float) -> Scores:
+    count = np.array([one["rows"] for one in sums])
+    loss = np.array([one["loss"] for one in sums])
+    if "spread" not in sums[0]:
+        return Scores(np.array([one["right"] for one in sums], float), loss, count)
+    own, mean = (np.array([one[key] for one in sums]) for key in ("spread", "mean"))
+    whole = float(own.sum() + (count * (mean - (count * mean).sum() / max(1, count.sum())) ** 2).sum())
+    return Scores(np.full(len(sums), np.nan), loss, count, Spread(own, whole, unit))
+
+
+def carry_out(server: Server, book: Book, *, resume: bool) -> None:
+    """A deployed run from its beginning, or from its last round, to its end."""
+    plan, progress = server.plan, book.restore() if resume else None
+    try:
+        if progress is None:
+            book.write_record("running", None)
+            progress = server.begin()
+            book.save(progress)
+            book.write_record("running", progress)
+        else:
+            book.tell(f"Resumed before round {progress.t}.")
+        while progress.t < plan.rounds:
+            if plan.eval_every and progress.t % plan.eval_every == 0:
+                progress = evaluated(server, progress, last=False)[0]
+            progress = server.round(progress)
+            book.save(progress)
+            counted = sum(p.outcome == "counted" for p in progress.ledger if p.round == progress.t - 1)
+            book.tell(f"Round {progress.t} of {plan.rounds} is done, with {counted} clients.")
+        progress, told = evaluated(server, progress, last=True)
+        book.finish(server, progress, told)
+        book.tell("Finished.")
+    except (RunError, InputError) as error:
+        status = "stopped" if isinstance(error, Stopped) else "failed"
+        book.tell(f"Stopped: {error}")
+        book.write_record(status, progress, str(error))
+        raise
+
+
+def evaluated(server: Server, progress: Progress, *, last: bool) -> tuple[Progress, dict[str, Content]]:
+    """The state with an entry in its history, as far as clients share their scores, and what they told."""
+    told = server.finish(progress, last=last)
+    shared = [content.words["scores"] for content in told.values() if "scores" in content.words]
+    if shared and not any(entry["round"] == progress.t for entry in progress.history):
+        entry = gathered(progress.t, shared, progress.agreement.schema.label_scale).entry()
+        progress = dataclasses.replace(progress, history=(*progress.history, entry))
+    return progress, told

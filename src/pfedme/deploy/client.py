@@ -1,0 +1,131 @@
+"""The client's side: its own table, its part of a round, and the models that stay with it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pfedme.algorithms import ALGORITHMS
+from pfedme.algorithms.base import Models
+from pfedme.data.table import Table
+from pfedme.deploy.server import Content
+from pfedme.errors import InputError
+from pfedme.federation import Federation
+from pfedme.files import atomic_write, writing
+from pfedme.metrics import Scores
+from pfedme.models import MODELS
+from pfedme.predictor import Predictor
+from pfedme.schema import Schema
+from pfedme.simulate import Evaluation, Simulation, State
+from pfedme.spec import build
+from pfedme.tree import Params
+
+MODEL = "model"
+"""The folder, in the client's state folder, of the model that it uses."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Client:
+    """A data owner that takes part in a federation."""
+
+    table: Table
+    """Its rows, all of which are its own."""
+    state: Path
+    """The folder that keeps its models."""
+    share_metrics: bool = False
+    """Whether the server may know how many test rows its models are right about."""
+
+    def agree(self) -> Content:
+        """What the federation must know of the table to agree on columns, classes and scaling."""
+        return Content(self.table.tell().to_json(), {})
+
+    def train(self, asked: Content) -> Content:
+        """The client's part of a round; the personal model stays here."""
+        task = Task(self, asked)
+        update = task.simulation.update(task.now, np.zeros(1, int))
+        upload = np.asarray(update.upload.ravel(1)[0])
+        self.keep(task, update.models)
+        weighted = task.simulation.algorithm.aggregation == "samples"
+        rows = {"rows": int(task.federation.n_train[0])} if weighted else {}
+        return Content(rows, {"w": upload})
+
+    def finish(self, asked: Content) -> Content:
+        """The models in answer to w; they stay here, and their scores too unless they may be shared."""
+        task = Task(self, asked)
+        evaluation, models = task.simulation.evaluate(task.now)
+        if asked.words.get("last"):
+            self.keep(task, models)
+        return Content({"scores": scores_told(evaluation, task.federation)} if self.share_metrics else {}, {})
+
+    def keep(self, task: Task, models: Models) -> None:
+        """Writes the personal model (or else the local one) into the state folder, with its round."""
+        which = "personal" if models.personal is not None else "local"
+        theta = models.personal if models.personal is not None else models.local
+        assert theta is not None
+        origin = {"client": self.table.owner, "which": which, "round": task.now.t}
+        predictor = Predictor(task.simulation.model, theta[0], task.schema, origin)
+        with writing(self.state):
+            self.state.mkdir(parents=True, exist_ok=True)
+        predictor.save(self.state / MODEL, force=True)
+
+    def refused(self, asked: Content) -> Content:
+        """Notes why the client cannot take part; whoever started it reads that."""
+        with writing(self.state):
+            self.state.mkdir(parents=True, exist_ok=True)
+            atomic_write(self.state / "refused.txt", str(asked.words.get("reason", "")) + "\n")
+        return Content({}, {})
+
+
+class Task:
+    """What a message asks a client for."""
+
+    def __init__(self, client: Client, asked: Content) -> None:
+        words = asked.words
+        self.schema = Schema.from_json(words["schema"])
+        federation = client.table.load(self.schema)
+        self.federation: Federation = dataclasses.replace(federation, ids=np.array([words["id"]], np.uint32))
+        algorithm = _part(words["algorithm"], ALGORITHMS, "algorithm")
+        described = _part(words["model"], MODELS, "model")
+        features, classes = self.federation.features, len(self.schema.labels)
+        model = described.settled(features, self.federation.shape).build(features, classes)
+        self.simulation = Simulation(algorithm, model, self.federation, cohort=1, seed=words["seed"])
+        start = self.simulation.start()
+        w = start.w.like(jnp.asarray(asked.arrays["w"]))
+        self.now = State(int(words["round"]), w, start.clients)
+
+
+def _part(words: dict[str, Any], known: dict[str, Any], what: str) -> Any:
+    fields = dict(words)
+    name = fields.pop("name")
+    if name not in known:
+        raise InputError(f"The server asks for the {what} '{name}', which this version does not know; update it.")
+    return build(known[name], fields, f"{what} '{name}'")
+
+
+def scores_told(evaluation: Evaluation, federation: Federation) -> dict[str, Any]:
+    """Counts and sums over a client's rows, from which the server makes the record: for each model and part
+    `right`, `loss` and `rows`, and in a regression the `spread` of the labels."""
+    parts = {"test": evaluation.test, "train": evaluation.train}
+    return {
+        "n_train": int(federation.n_train[0]),
+        "n_test": int(federation.n_test[0]),
+        "info": {name: float(values[0]) for name, values in evaluation.info.items()},
+        **{
+            part: {kind: _sums(scores) for kind, scores in of.items()}
+            for part, of in parts.items()
+        },
+    }  # fmt: skip
+
+
+def _sums(scores: Scores) -> dict[str, Any]:
+    told: dict[str, Any] = {"loss": float(scores.loss[0]), "rows": int(scores.count[0])}
+    if scores.spread is None:
+        return told | {"right": int(scores.correct[0])}
+    return told | {"spread": float(scores.spread.own[0])}

@@ -1,0 +1,382 @@
+"""The server's side: rounds with clients that are elsewhere, some of whom fail."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pfedme.algorithms import Algorithm
+from pfedme.deploy.agreement import Agreement, agree
+from pfedme.errors import InputError, RunError
+from pfedme.hashing import ids_of_names
+from pfedme.models import Description, Model
+from pfedme.schema import Schema
+from pfedme.simulate import draw_cohort, first_model
+from pfedme.spec import Count, Index, Positive, Seed, check, to_json
+from pfedme.tree import Params
+
+Kind = Literal["agree", "train", "finish", "refuse"]
+"""What a client is asked for: what its table is like; its part of a round; the models that it keeps in the end.
+`refuse` tells it that it cannot take part."""
+
+Outcome = Literal["counted", "dropped", "failed", "late", "absent"]
+"""What became of a client's part of a round. `dropped`: it came, and was not fit to be counted. `failed`: an error
+came instead. `late`: nothing came before the deadline. `absent`: the client was not connected."""
+
+
+class Content(NamedTuple):
+    """What is in a message: JSON values, and arrays."""
+
+    words: dict[str, Any]
+    arrays: dict[str, np.ndarray]
+
+
+class Reply(NamedTuple):
+    """What a client has answered, or the error that came instead."""
+
+    content: Content | None
+    error: str = ""
+
+
+class Channel(Protocol):
+    """The way to the clients."""
+
+    def present(self) -> list[str]:
+        """The names of the clients that are connected."""
+        ...
+
+    def ask(
+        self, kind: Kind, contents: Mapping[str, Content], deadline: float, enough: Callable[[str], bool]
+    ) -> dict[str, Reply]:
+        """The replies of clients, each asked for its own content, that come within `deadline` seconds.
+
+        Waits no longer once `enough` of the name of a client that has just answered is true.
+        """
+        ...
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Everything that determines a deployed run but for the clients' tables."""
+
+    algorithm: Algorithm
+    model: Description
+    rounds: Count = 100
+    """T: communication rounds."""
+    cohort: Count | None = None
+    """S: clients drawn in each round; 10, or all if there are fewer."""
+    seed: Seed = 0
+    """Seed of the initial model, the cohorts and the mini-batches."""
+    min_clients: Count = 2
+    """Clients that must be there before training begins."""
+    min_replies: Count | None = None
+    """Good replies without which a round does not count and is repeated; half of the cohort if not given."""
+    deadline: Positive = 120.0
+    """Seconds that a client has for its part of a round."""
+    tries: Count = 5
+    """How often a round is tried before the run stops; it can be resumed."""
+    far: Positive = 10.0
+    """An update that is so many times longer than the median of its round is dropped."""
+    wait: Positive = 3600.0
+    """Seconds to wait for enough clients."""
+    eval_every: Index = 0
+    """Rounds between two evaluations, each of which costs another exchange; 0: only in the end."""
+
+    def checked(self) -> Plan:
+        """This plan, once it is known that it can be carried out."""
+        check(self, "the run")
+        if not self.algorithm.has_global:
+            raise InputError(
+                f"{self.algorithm.name} trains no shared model, so that there is nothing for a server to do."
+            )
+        if getattr(self.algorithm, "rechoose", 0):
+            raise InputError("--rechoose is for simulations; leave it out.")
+        return self
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A client's part of one try of a round: a line of the ledger."""
+
+    round: int
+    attempt: int
+    client: str
+    outcome: Outcome
+    reason: str = ""
+    rows: int | None = None
+    """Training rows, where they are told because updates are weighted by them."""
+    norm: float | None = None
+    """‖w_i − w‖."""
+    step: float | None = None
+    """‖w_(t+1) − w_t‖ of a round that counted."""
+    without: float | None = None
+    """What that would have been without this client."""
+
+
+LEDGER = [field.name for field in dataclasses.fields(Part)]
+
+
+def ledger_csv(parts: Sequence[Part]) -> str:
+    """The ledger as text."""
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(LEDGER)
+    for part in parts:
+        cells = (getattr(part, name) for name in LEDGER)
+        table.writerow("" if c is None else f"{c:.6g}" if isinstance(c, float) else c for c in cells)
+    return text.getvalue()
+
+
+@dataclasses.dataclass(frozen=True)
+class Progress:
+    """Where a deployed run stands after `t` rounds; with the plan it determines what follows."""
+
+    t: int
+    w: np.ndarray
+    """The shared model's coordinates."""
+    agreement: Agreement
+    ledger: tuple[Part, ...] = ()
+    history: tuple[dict[str, Any], ...] = ()
+
+
+class Stopped(RunError):
+    """A round had too few good replies too often; the run can be resumed."""
+
+
+Tell = Callable[[str], None]
+"""What is done with a line for the people at the server."""
+
+
+class Server:
+    """A plan being carried out with the clients at the other end of a channel."""
+
+    def __init__(self, plan: Plan, channel: Channel, tell: Tell) -> None:
+        self.plan, self.channel, self.tell = plan.checked(), channel, tell
+
+    def begin(self) -> Progress:
+        """Waits for clients, agrees with them on columns, classes and scaling, and makes the first model."""
+        plan, asked = self.plan, dict[str, Reply]()
+        waited, told = time.monotonic(), ""
+        while True:
+            present = self.channel.present()
+            new = {name: Content({}, {}) for name in present if name not in asked}
+            if len(present) >= plan.min_clients and new:
+                asked |= self.channel.ask("agree", new, plan.deadline, lambda _: False)
+                agreement = agree({n: r.content.words for n, r in asked.items() if r.content})
+                refused = agreement.refused | {n: r.error for n, r in asked.items() if r.error}
+                self._refuse({name: why for name, why in refused.items() if name in new})
+                if len(agreement.names) >= plan.min_clients:
+                    break
+            here = len(present) - sum(name in asked and bool(asked[name].error) for name in present)
+            now = f"Waiting for clients: {here} of {plan.min_clients} are there."
+            if now != told:
+                self.tell(now)
+                told = now
+            if time.monotonic() - waited > plan.wait:
+                raise Stopped(
+                    f"{here} of at least {plan.min_clients} clients came within {plan.wait:g} seconds."
+                )
+            time.sleep(0.5)
+        names = ", ".join(agreement.names)
+        self.tell(f"{len(agreement.names)} clients agree on {agreement.schema.features} features: {names}.")
+        w = first_model(self.model_for(agreement.schema), plan.seed).ravel()
+        return Progress(0, np.asarray(w), agreement)
+
+    def _refuse(self, reasons: Mapping[str, str]) -> None:
+        for name, why in reasons.items():
+            self.tell(f"Refused {name}: {why}")
+        contents = {name: Content({"reason": why}, {}) for name, why in reasons.items()}
+        if contents:
+            self.channel.ask("refuse", contents, self.plan.deadline, lambda _: False)
+
+    def model_for(self, schema: Schema) -> Model:
+        """The model for the columns that were agreed on."""
+        features, classes = schema.features, len(schema.labels)
+        return self.plan.model.settled(features).build(features, classes)
+
+    def cohort(self, progress: Progress) -> list[str]:
+        """The clients of the next round: those that a simulation would draw."""
+        names = progress.agreement.names
+        size = min(self.plan.cohort or 10, len(names))
+        by_id = np.argsort(ids_of_names(names), kind="stable")
+        return [names[i] for i in draw_cohort(by_id, size, self.plan.seed, progress.t)]
+
+    def round(self, progress: Progress) -> Progress:
+        """The state after one more round, which is tried again as long as too few replies are good."""
+        cohort, ledger = self.cohort(progress), list(progress.ledger)
+        least = min(self.plan.min_replies or -(-len(cohort) // 2), len(cohort))
+        for attempt in range(1, self.plan.tries + 1):
+            self._await(cohort, least)
+            parts, uploads = self.collect(progress, cohort, attempt)
+            for part in parts:
+                if part.outcome != "counted":
+                    self.tell(f"Round {part.round}: {part.client} {part.outcome} ({part.reason}).")
+            if len(uploads) >= least:
+                w, parts = self.combine(progress, parts, uploads)
+                if np.isfinite(w).all():
+                    return dataclasses.replace(progress, t=progress.t + 1, w=w, ledger=(*ledger, *parts))
+                raise RunError(f"The shared model diverged in round {progress.t}; lower the step sizes.")
+            parts = [
+                dataclasses.replace(p, outcome="failed", reason="the round had too few good replies")
+                if p.outcome == "counted" else p
+                for p in parts
+            ]  # fmt: skip
+            ledger += parts
+            progress = dataclasses.replace(progress, ledger=tuple(ledger))
+            self.tell(
+                f"Round {progress.t} had {len(uploads)} good replies of at least {least}; "
+                + ("it is repeated." if attempt < self.plan.tries else "that was the last try.")
+            )
+        raise Stopped(
+            f"Round {progress.t} had too few good replies {self.plan.tries} times; its clients must come back "
+            "before the run goes on.",
+        )
+
+    def _await(self, cohort: Sequence[str], least: int) -> None:
+        """Waits, for as long as clients have for a round, until enough of a cohort are there."""
+        until = time.monotonic() + self.plan.deadline
+        while len(set(cohort) & set(self.channel.present())) < least and time.monotonic() < until:
+            time.sleep(0.5)
+
+    def collect(
+        self, progress: Progress, cohort: Sequence[str], attempt: int
+    ) -> tuple[list[Part], dict[str, tuple[np.ndarray, int]]]:
+        """What became of each client's part of a round, and the uploads, with rows, that are good."""
+        here = [name for name in cohort if name in self.channel.present()]
+        waiting = set(here)
+
+        def enough(name: str) -> bool:
+            waiting.discard(name)
+            return not waiting
+
+        asked = {name: Content(self.words(progress, name), {"w": progress.w}) for name in here}
+        replies = self.channel.ask("train", asked, self.plan.deadline, enough) if asked else {}
+        good: dict[str, tuple[np.ndarray, int]] = {}
+        parts: dict[str, Part] = {}
+        weighted = self.plan.algorithm.aggregation == "samples"
+        for name in cohort:
+            part = Part(progress.t, attempt, name, "counted")
+            reply = replies.get(name)
+            if reply is None and name not in here:
+                part = dataclasses.replace(part, outcome="absent", reason="it is not connected")
+            elif reply is None:
+                late = f"no reply within {self.plan.deadline:g} seconds"
+                part = dataclasses.replace(part, outcome="late", reason=late)
+            elif reply.content is None:
+                part = dataclasses.replace(part, outcome="failed", reason=reply.error)
+            elif why := unfit(reply.content, progress.w, weighted):
+                part = dataclasses.replace(part, outcome="dropped", reason=why)
+            else:
+                upload, rows = reply.content.arrays["w"], int(reply.content.words.get("rows", 1))
+                good[name] = upload, rows
+                norm = float(np.linalg.norm(upload.astype(np.float64) - progress.w))
+                part = dataclasses.replace(part, norm=norm, rows=rows if weighted else None)
+            parts[name] = part
+        usual = float(np.median([p.norm for p in parts.values() if p.norm is not None] or [0.0]))
+        before = [p.norm for p in progress.ledger if p.outcome == "counted" and p.norm is not None]
+        if len(good) < 3 and before:
+            usual = float(np.median(before[-30:]))
+        for name in list(good):
+            norm = parts[name].norm
+            if (len(good) >= 3 or before) and norm is not None and norm > self.plan.far * max(usual, 1e-12):
+                why = f"its update of length {norm:.3g} is far beyond the usual {usual:.3g}"
+                parts[name] = dataclasses.replace(parts[name], outcome="dropped", reason=why)
+                del good[name]
+        return list(parts.values()), good
+
+    def words(self, progress: Progress, name: str) -> dict[str, Any]:
+        """What a client must know to take part."""
+        names, plan = progress.agreement.names, self.plan
+        return {
+            "round": progress.t,
+            "seed": plan.seed,
+            "algorithm": {"name": plan.algorithm.name, **to_json(plan.algorithm)},
+            "model": model_words(plan.model),
+            "schema": progress.agreement.schema.to_json(),
+            "id": int(ids_of_names(names)[names.index(name)]),
+        }
+
+    def combine(
+        self, progress: Progress, parts: Sequence[Part], uploads: Mapping[str, tuple[np.ndarray, int]]
+    ) -> tuple[np.ndarray, list[Part]]:
+        """w of the next round, and the parts with what each did to the step."""
+        like = jax.eval_shape(self.model_for(progress.agreement.schema).init, jax.random.key(0))
+        w = like.like(jnp.asarray(progress.w))
+        stack = like.like(jnp.asarray(np.stack([upload for upload, _ in uploads.values()])))
+        count = np.array([rows for _, rows in uploads.values()])
+
+        def after(count: np.ndarray) -> np.ndarray:
+            return np.asarray(_server_update(self.plan.algorithm, w, stack, jnp.asarray(count)).ravel())
+
+        def step(to: np.ndarray) -> float:
+            return float(np.linalg.norm(to.astype(np.float64) - progress.w))
+
+        new = after(count)
+        said = {
+            name: step(after(np.where(np.arange(len(count)) == k, 0, count))) if len(count) > 1 else 0.0
+            for k, name in enumerate(uploads)
+        }
+        return new, [
+            dataclasses.replace(part, step=step(new), without=said[part.client])
+            if part.client in said else part
+            for part in parts
+        ]  # fmt: skip
+
+    def finish(self, progress: Progress, *, last: bool) -> dict[str, Content]:
+        """Asks every client for its models in answer to w; returns what they tell of their scores.
+
+        If it is the `last` time, clients keep these models to use.
+        """
+        here = [name for name in progress.agreement.names if name in self.channel.present()]
+        asked = {
+            name: Content({**self.words(progress, name), "last": last}, {"w": progress.w}) for name in here
+        }
+        waiting = set(here)
+
+        def enough(name: str) -> bool:
+            waiting.discard(name)
+            return not waiting
+
+        replies = self.channel.ask("finish", asked, self.plan.deadline, enough) if asked else {}
+        for name in progress.agreement.names:
+            reply = replies.get(name)
+            if reply is None or reply.content is None:
+                why = reply.error if reply else "no reply" if name in here else "it is not connected"
+                self.tell(f"{name} has not answered the shared model of round {progress.t} ({why}).")
+        return {name: reply.content for name, reply in replies.items() if reply.content is not None}
+
+
+@jax.jit
+def _server_update(algorithm: Algorithm, w: Params, uploads: Params, count: jax.Array) -> Params:
+    return algorithm.server_update(w, uploads, count)
+
+
+def model_words(model: Description) -> dict[str, Any]:
+    """The description of a model as JSON values."""
+    from pfedme.models import MODELS
+
+    name = next(name for name, cls in MODELS.items() if type(model) is cls)
+    return {"name": name, **to_json(model)}
+
+
+def unfit(content: Content, w: np.ndarray, weighted: bool) -> str:
+    """Why an upload cannot be counted, whatever the others are; empty if it can."""
+    upload = content.arrays.get("w")
+    if upload is None:
+        return "it has no model in it"
+    if upload.shape != w.shape or upload.dtype != w.dtype:
+        return f"it is {upload.dtype} of shape {upload.shape}, not {w.dtype} of shape {w.shape}"
+    if not np.isfinite(upload).all():
+        return "it has numbers that are not finite"
+    rows = content.words.get("rows", 1)
+    if weighted and not (isinstance(rows, int) and 0 < rows < 2**31):
+        return f"it claims {rows!r} rows"
+    return ""
