@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib.util
 import itertools
 import json
 import os
@@ -19,6 +20,7 @@ from pfedme import __version__
 from pfedme.errors import InputError, Interrupted, RunError, unknown
 
 if TYPE_CHECKING:
+    from pfedme.algorithms import Algorithm
     from pfedme.data import Source
     from pfedme.execute import Result
     from pfedme.personalize import Personalize
@@ -88,6 +90,22 @@ examples:
     "predict": """\
 examples:
   pfedme predict models/dayton --data new.csv -o predictions.csv""",
+    "keys": """\
+run it again with more --clients to add them; what exists is kept
+
+examples:
+  pfedme keys --server fed.example.org,10.0.0.7 --clients north south -o keys
+  pfedme keys --clients west -o keys            one client more""",
+    "server": """\
+examples:
+  pfedme server --algorithm pfedme --lam 15 --rounds 50 --cohort 5 --min-clients 5 --keys keys --out runs/fed
+  pfedme server --resume runs/fed               after a stop, from its last round
+  pfedme server --insecure --min-clients 2      on this machine only, to try it""",
+    "client": """\
+examples:
+  pfedme client --server fed.example.org:9092 --data my.csv --label outcome --keys north --state state
+  pfedme client --server 127.0.0.1:9092 --data my.csv --label outcome --insecure --state state
+afterwards: pfedme predict state/model --data new.csv -o predictions.csv""",
     "resume": """\
 examples:
   pfedme resume runs/my-run                     a run or a comparison that was interrupted""",
@@ -150,6 +168,9 @@ def _dispatch(argv: list[str]) -> int:
         "report": (_report, "put runs and comparisons on one HTML page"),
         "export": (_export, "write a client's model, or the shared one, into a folder to use it from"),
         "predict": (_predict, "predict the rows of a table by an exported model"),
+        "keys": (_keys, "make what a server and clients on other machines trust each other by"),
+        "server": (_server, "train with clients on their own machines"),
+        "client": (_client, "take part with a table that stays on this machine"),
         "resume": (_resume, "go on with an interrupted run or comparison"),
     }
     if not argv or argv[0] in ("-h", "--help"):
@@ -181,10 +202,12 @@ def _parser(command: str, description: str) -> Parser:
     )  # fmt: skip
 
 
-def _training_parser(command: str, description: str, *, records: bool = True) -> Parser:
-    """The options that `run`, `compare` and `tune` share: the run's, and every algorithm's hyperparameters.
+def _training_parser(
+    command: str, description: str, *, records: bool = True, simulated: bool = True
+) -> Parser:
+    """The options that commands which train share: the run's, and every algorithm's hyperparameters.
 
-    `records` adds those of commands that leave a record of a run.
+    `records` adds those of commands that leave a record of a run, `simulated` those of clients' rows.
     """
     from pfedme.algorithms import ALGORITHMS
     from pfedme.devices import keep_compiled_programs
@@ -195,16 +218,18 @@ def _training_parser(command: str, description: str, *, records: bool = True) ->
     parser = _parser(command, description)
     docs = field_docs(Run)
     add = parser.add_argument
-    _add_data(parser)
+    if simulated:
+        _add_data(parser)
     add("--model", default="mlr", help="mlr (softmax or ridge regression), dnn, or cnn for images (mlr)")
     add("--rounds", type=int, default=100, help=docs["rounds"] + " (100)")
     add("--cohort", type=int, help=docs["cohort"])
     add("--seed", type=int, default=0, help=docs["seed"] + " (0)")
-    add("--eval-clients", type=int, help=docs["eval_clients"])
+    if simulated:
+        add("--eval-clients", type=int, help=docs["eval_clients"])
     add("--out", type=Path, help="folder for the results; a new one below runs/ if not given")
     parser.set_defaults(eval_every=None)
     if records:
-        add("--eval-every", type=int, help=docs["eval_every"])
+        add("--eval-every", type=int, help=(docs if simulated else _plan_docs())["eval_every"])
         add("--force", action="store_true", help="overwrite what the folder holds")
     add("--json", action="store_true", help="print the result as JSON on standard output, and nothing else")
     add("--debug", action="store_true", help="show the traceback of an error")
@@ -225,15 +250,20 @@ def _training_parser(command: str, description: str, *, records: bool = True) ->
 
 def _add_data(parser: Parser, default: str | None = "synthetic", help: str = "the federation") -> None:
     """The options that say where rows come from."""
-    from pfedme.data.table import OPTIONS, Table
-    from pfedme.spec import field_docs
-
     parser.add_argument(
         "--data", default=default, help=f"{help}: a name, with options after a colon, or the path of a table"
     )
-    group = parser.add_argument_group("tables of your own")
+    _add_table(parser, "tables of your own")
+
+
+def _add_table(parser: Parser, title: str, without: str = "") -> None:
+    """The options that say what a table is like."""
+    from pfedme.data.table import OPTIONS, Table
+    from pfedme.spec import field_docs
+
+    group = parser.add_argument_group(title)
     for field, text in field_docs(Table).items():
-        if field in OPTIONS:
+        if field in OPTIONS and field != without:
             default = getattr(Table, field)
             shown = f"{' '.join(text.split())}" + (f" ({default})" if default not in (None, ()) else "")
             group.add_argument(OPTIONS[field], dest=f"table_{field}", metavar="X", help=shown)
@@ -271,36 +301,48 @@ def _parse(parser: Parser, argv: list[str]) -> argparse.Namespace:
     return args
 
 
-def _runs(args: argparse.Namespace, algorithms: Sequence[str]) -> list[Run]:
-    """The runs that the command line describes, one for each algorithm."""
+def _algorithms(args: argparse.Namespace, texts: Sequence[str]) -> list[Algorithm]:
+    """The algorithms that the command line describes."""
     from pfedme.algorithms import ALGORITHMS
-    from pfedme.models import parse_model
-    from pfedme.run import NUMBERS, Run
-    from pfedme.spec import build, check, field_types, parse, to_json
+    from pfedme.spec import build, field_types, parse, to_json
 
     given = {n: v for n in _hyperparameters() if (v := getattr(args, n)) is not None}
-    chosen = [parse(text, ALGORITHMS, "algorithm") for text in algorithms]
+    chosen = [parse(text, ALGORITHMS, "algorithm") for text in texts]
     for name in given:
         if not any(name in field_types(type(a)) for a in chosen):
             raise InputError(
                 f"--{name.replace('_', '-')} is no option of {', '.join(a.name for a in chosen)}, whose "
                 f"hyperparameters are {', '.join(to_json(chosen[0]))}."
             )
-    runs, data = [], _source(args)
-    for text, algorithm in zip(algorithms, chosen, strict=True):
+    algorithms = []
+    for text, algorithm in zip(texts, chosen, strict=True):
         own = {pair.partition("=")[0].strip() for pair in text.partition(":")[2].split(",")}
         fields = field_types(type(algorithm))
         extra = {n: v for n, v in given.items() if n in fields and n not in own}
         what = f"algorithm '{algorithm.name}'"
-        algorithm = build(type(algorithm), {**to_json(algorithm), **extra}, what)
-        run = Run(
-            algorithm=algorithm, data=data, model=parse_model(args.model),
-            **{name: getattr(args, name) for name in NUMBERS},
-            holdout_clients=getattr(args, "holdout_clients", None),
-            personalize=_how(getattr(args, "personalize", None)),
-        )  # fmt: skip
-        runs.append(check(run, "the run"))
-    return runs
+        algorithms.append(build(type(algorithm), {**to_json(algorithm), **extra}, what))
+    return algorithms
+
+
+def _runs(args: argparse.Namespace, algorithms: Sequence[str]) -> list[Run]:
+    """The runs that the command line describes, one for each algorithm."""
+    from pfedme.models import parse_model
+    from pfedme.run import NUMBERS, Run
+    from pfedme.spec import check
+
+    chosen, data = _algorithms(args, algorithms), _source(args)
+    return [
+        check(
+            Run(
+                algorithm=algorithm, data=data, model=parse_model(args.model),
+                **{name: getattr(args, name) for name in NUMBERS},
+                holdout_clients=getattr(args, "holdout_clients", None),
+                personalize=_how(getattr(args, "personalize", None)),
+            ),
+            "the run",
+        )
+        for algorithm in chosen
+    ]  # fmt: skip
 
 
 def _new_folder(name: str) -> Path:
@@ -673,7 +715,9 @@ def _export(argv: list[str]) -> int:
 
 
 def _predict(argv: list[str]) -> int:
-    parser = _parser("predict", "Predicts the rows of a table by an exported model; the order is the table's.")
+    parser = _parser(
+        "predict", "Predicts the rows of a table by an exported model; the order is the table's."
+    )
     parser.add_argument("model", metavar="DIR", type=Path, help="the folder of an exported model")
     parser.add_argument("--data", type=Path, required=True, metavar="TABLE", help="CSV, TSV, Parquet or NPZ")
     parser.add_argument(
@@ -706,6 +750,134 @@ def _predict(argv: list[str]) -> int:
         print(f"pfedme: {args.data} has no rows; {args.out} has a header only.", file=sys.stderr)
     print(f"{rows:,} predictions: {args.out}")
     return 0
+
+
+def _needs_flower(command: str) -> None:
+    if importlib.util.find_spec("flwr") is None:
+        raise InputError(f"pfedme {command} needs Flower: pip install 'pfedme[flower]'.")
+
+
+def _keys(argv: list[str]) -> int:
+    parser = _parser("keys", "Makes a certificate authority, the server's certificate and clients' keys.")
+    parser.add_argument(
+        "--server", metavar="HOST,...",
+        help="names and addresses by which clients reach the server, joined by commas; needed the first time",
+    )  # fmt: skip
+    parser.add_argument("--clients", metavar="NAME", nargs="+", default=[], help="clients to make keys for")
+    parser.add_argument("-o", "--out", type=Path, default=Path("keys"), metavar="DIR", help="folder (keys)")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    args = _parse(parser, argv)
+    _needs_flower("keys")
+
+    from pfedme.deploy.keys import folder_name, make, server_keys
+
+    new = make(args.out, [host for host in (args.server or "").split(",") if host.strip()], args.clients)
+    for name in new:
+        print(f"{name}: hand out {args.out / 'clients' / folder_name(name)}/ by a safe way.")
+    made = server_keys(args.out) if any((args.out / "clients").iterdir()) else None
+    if made:
+        hosts, until = ", ".join(made.hosts), f"{made.ends:%Y-%m-%d}"
+        print(f"{len(made.clients)} clients. The server's certificate is good for {hosts} until {until}.")
+    print(
+        f"The server needs {args.out}/ca.crt, server.crt, server.key and clients/*/key.pub. Keep "
+        f"{args.out}/ca.key where nobody else gets it: who has it can pass for the server."
+    )
+    return 0
+
+
+def _plan_docs() -> dict[str, str]:
+    from pfedme.deploy.server import Plan
+    from pfedme.spec import field_docs
+
+    return {name: " ".join(text.split()) for name, text in field_docs(Plan).items()}
+
+
+def _add_connection(parser: Parser, keys: str) -> None:
+    """The options by which the two sides of a federation trust each other."""
+    group = parser.add_argument_group("trust")
+    group.add_argument("--keys", type=Path, metavar="DIR", help=f"{keys} (keys)")
+    group.add_argument(
+        "--insecure", action="store_true", help="plain text and no keys; for trying, on one machine"
+    )
+    group.add_argument(
+        "--insecure-network",
+        action="store_true",
+        help="with --insecure: even over a network, where others can listen",
+    )
+
+
+def _server(argv: list[str]) -> int:
+    _needs_flower("server")
+    from pfedme.deploy import commands
+    from pfedme.deploy.server import Plan
+    from pfedme.terminal import print_run
+
+    parser = _training_parser("server", "Trains with clients on their own machines.", simulated=False)
+    add = parser.add_argument
+    add("--algorithm", default="pfedme", help=f"{ALGORITHM_NAMES} (pfedme)")
+    for name in commands.OWN:
+        default = getattr(Plan, name)
+        shown = "" if default is None else f" ({default:g})"
+        kind = int if isinstance(default, int | None) else float
+        add(f"--{name.replace('_', '-')}", type=kind, default=default, help=_plan_docs()[name] + shown)
+    add("--listen", metavar="HOST:PORT", help=f"where clients connect to (0.0.0.0:{commands.PORT})")
+    add(
+        "--resume",
+        type=Path,
+        metavar="DIR",
+        help="go on with the run in this folder; only --listen and trust anew",
+    )
+    _add_connection(
+        parser, "folder of the server's certificate and of clients' public keys, made by 'pfedme keys'"
+    )
+    args = _parse(parser, argv)
+    plan = None
+    if args.resume is None:
+        (algorithm,) = _algorithms(args, [args.algorithm])
+        plan = commands.plan_of(args, algorithm)
+        args.out = args.out or _new_folder(f"server-{algorithm.name}")
+    else:
+        commands.refuse_changes(args, parser.parse_args([]))
+    record, out = commands.server(args, plan, argv)
+    _write_report(out)
+    scores = any(kind in record["final"] for kind in ("global", "local", "personal"))
+    if args.json:
+        told = {key: record[key] for key in ("final", "timing", "deployment")}
+        print(json.dumps({"out": str(out), **told}))
+    elif scores:
+        print_run(record, out, None)
+    else:
+        print("\n".join(commands.serve.summary(record, out)))
+    return 0
+
+
+def _client(argv: list[str]) -> int:
+    parser = _parser("client", "Takes part in a federation with a table that stays on this machine.")
+    parser.add_argument("--server", metavar="HOST:PORT", required=True, help="the server")
+    parser.add_argument("--data", required=True, metavar="TABLE", help="its rows: CSV, TSV, Parquet or NPZ")
+    parser.add_argument(
+        "--state", type=Path, required=True, metavar="DIR",
+        help="folder for this client's model, which no one else gets, and for its log",
+    )  # fmt: skip
+    parser.add_argument("--name", help="this client's name (that of its keys, else the file's)")
+    parser.add_argument(
+        "--share-metrics",
+        action="store_true",
+        help="let the server know how many rows the models are right about",
+    )
+    _add_connection(parser, "folder that the server's owner has handed out")
+    _add_table(parser, "the table", without="client")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    args = _parse(parser, argv)
+    _needs_flower("client")
+
+    from pfedme.deploy import commands
+
+    try:
+        return commands.client(args)
+    except KeyboardInterrupt:
+        print("pfedme: interrupted; the same command takes part again.", file=sys.stderr)
+        return 130
 
 
 def _resume(argv: list[str]) -> int:

@@ -174,6 +174,37 @@ class Steps:
             print(f"{what}: step {done + 1} of {total}", file=sys.stderr, flush=True)
 
 
+class Rounds:
+    """Progress over the rounds of a deployed run, and what is said of it, on standard error."""
+
+    def __init__(self, total: int) -> None:
+        self.live: Progress | None = None
+        if sys.stderr.isatty():
+            self.live = Progress(
+                TextColumn("rounds"), BarColumn(), MofNCompleteColumn(), TextColumn("time left"),
+                TimeRemainingColumn(), console=Console(stderr=True), transient=True,
+            )  # fmt: skip
+            self.task = self.live.add_task("", total=total)
+
+    def __enter__(self) -> Rounds:
+        if self.live:
+            self.live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.live:
+            self.live.stop()
+
+    def __call__(self, line: str, done: int | None) -> None:
+        """Shows a line, and how many rounds are done if it says so; where there is a bar, the bar says it."""
+        if self.live and done is not None:
+            self.live.update(self.task, completed=done)
+        elif self.live:
+            self.live.console.print(escape(line), highlight=False, soft_wrap=True)
+        else:
+            print(line, file=sys.stderr, flush=True)
+
+
 @contextlib.contextmanager
 def waiting(what: str) -> Iterator[Callable[[str], None]]:
     """A sign of life on standard error, if it is a terminal; what it yields changes the text."""
@@ -262,8 +293,8 @@ def accuracies(entry: dict[str, Any]) -> str:
     return "  ".join(shown)
 
 
-def print_run(record: dict[str, Any], out: Path, federation: Federation) -> None:
-    """The result of one run."""
+def print_run(record: dict[str, Any], out: Path, federation: Federation | None) -> None:
+    """The result of one run; `federation` is None if its rows are elsewhere."""
     final, config, timing = record["final"], record["config"], record["timing"]
     algorithm, model = config["algorithm"]["name"], config["model"]["name"]
     data = tables.data_name(config["data"])
@@ -296,7 +327,7 @@ def print_run(record: dict[str, Any], out: Path, federation: Federation) -> None
         f"Time: {timing['train_s']:.1f} s training, {timing['eval_s']:.1f} s evaluation, "
         f"{timing['compile_s']:.1f} s compilation."
     )
-    schema = federation.schema
+    schema = federation.schema if federation else None
     if schema and config["data"].get("task") is None and all(map(is_number, schema.labels)):
         other = {
             "regression": "a class, --task classification",
@@ -305,9 +336,9 @@ def print_run(record: dict[str, Any], out: Path, federation: Federation) -> None
         console.print(
             f"This was a {schema.task} of '{schema.label}'; if that is {other[schema.task]}.", highlight=False
         )
-    if federation.clients == 1:
+    if federation and federation.clients == 1:
         console.print("There was one client only, so that there was nothing to federate.")
-    elif algorithm != "alone":
+    elif federation and algorithm != "alone":
         console.print(
             f"What would each client reach alone? pfedme compare {algorithm} alone ...", highlight=False
         )

@@ -1,0 +1,132 @@
+"""The commands `server` and `client`: what their options mean."""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pfedme.algorithms import Algorithm
+from pfedme.data.table import OPTIONS, Table
+from pfedme.deploy import join, keys, serve
+from pfedme.deploy.processes import joined, parse_address
+from pfedme.deploy.server import Plan
+from pfedme.errors import InputError
+from pfedme.folder import Folder
+from pfedme.models import parse_model
+from pfedme.spec import build
+
+PORT = 9092
+"""The port that Flower's guides have clients connect to, and that firewalls may know."""
+KEYS = Path("keys")
+OWN = ("min_clients", "min_replies", "deadline", "tries", "far", "wait")
+"""The fields of a plan that only a server with clients elsewhere has."""
+ANEW = ("resume", "listen", "keys", "insecure", "insecure_network", "json", "debug")
+"""Options that a resumed run may be given anew."""
+
+
+def plan_of(args: argparse.Namespace, algorithm: Algorithm) -> Plan:
+    """The plan that the command line describes."""
+    numbers = {name: getattr(args, name) for name in ("rounds", "cohort", "seed", *OWN)}
+    return Plan(
+        algorithm=algorithm, model=parse_model(args.model), eval_every=args.eval_every or 0, **numbers
+    ).checked()  # fmt: skip
+
+
+def refuse_changes(args: argparse.Namespace, defaults: argparse.Namespace) -> None:
+    """Raises an error if a resumed run is given an option that would make it another run."""
+    for name, value in vars(args).items():
+        if name not in ANEW and value != getattr(defaults, name):
+            option = f"--{name.replace('_', '-')}"
+            raise InputError(
+                f"{option} cannot change in a run that is resumed; leave it out, or start a new run."
+            )
+
+
+def setup_of(args: argparse.Namespace, config: dict[str, Any], before: serve.Setup | None) -> serve.Setup:
+    """What the server is started with; what is not given is as it was before."""
+    insecure = args.insecure or (before is not None and before.keys is None and args.keys is None)
+    if args.insecure and args.keys:
+        raise InputError("--insecure means without keys; leave out one of --insecure and --keys.")
+    folder = (
+        None
+        if insecure
+        else str((args.keys or (before and before.keys and Path(before.keys)) or KEYS).absolute())
+    )
+    if args.listen is None and before is not None:
+        host, port = before.host, before.port
+    else:
+        host, port = parse_address(
+            args.listen or f"{'127.0.0.1' if insecure else '0.0.0.0'}:{PORT}", "--listen"
+        )
+    if insecure:
+        _refuse_open(host, args, "--listen")
+    return serve.Setup(config, host, port, folder)
+
+
+def server(args: argparse.Namespace, plan: Plan | None, words: Sequence[str]) -> tuple[dict[str, Any], Path]:
+    """`pfedme server`: the record of the finished run, and its folder; `plan` is None if a run is resumed."""
+    if plan is None:
+        out = args.resume
+        before = serve.Setup.read(out)
+        if Folder(out).status() == "finished":
+            raise InputError(f"The run in {out} is finished; there is nothing to resume.")
+        setup = setup_of(args, before.config, before)
+        warning = serve.check(setup)
+    else:
+        out = args.out
+        command = shlex.join(["pfedme", "server", *words])
+        setup = setup_of(args, {**serve.run_config(plan, args.model), "command": command}, None)
+        serve.refuse_out(out, force=args.force)
+        warning = serve.check(setup)
+        serve.claim(out)
+    setup.write(out)
+    if warning:
+        print(f"pfedme: {warning}", file=sys.stderr)
+    return serve.serve(setup, out, resume=plan is None), out
+
+
+def client(args: argparse.Namespace) -> int:
+    """`pfedme client`."""
+    host, port = parse_address(args.server, "--server")
+    if args.insecure and args.keys:
+        raise InputError("--insecure means without keys; leave out one of --insecure and --keys.")
+    own = None
+    if args.insecure:
+        _refuse_open(host, args, "--server")
+    else:
+        own = keys.client_keys((args.keys or KEYS).absolute())
+    given = {
+        field: value for field in OPTIONS if (value := getattr(args, f"table_{field}", None)) is not None
+    }
+    name = args.name or (own.name if own else Path(args.data).stem)
+    keys.folder_name(name)
+    table = build(Table, {**given, "path": args.data, "owner": name}, "the table")
+    rows = table.load()
+    joining = join.Joining(joined(host, port), table, args.state, own, args.share_metrics)
+    join.prepare(args.state)
+    say = join.console
+    train, test = int(rows.n_train.sum()), int(rows.n_test.sum())
+    say(f"{args.data}: {train:,} rows to train on, {test:,} to test on; they stay here.")
+    join.join(joining, say)
+    say("The run is over.")
+    print(f"The model is in {args.state / join.MODEL}. To use it:")
+    print(f"  pfedme predict {shlex.quote(str(args.state / join.MODEL))} --data TABLE -o predictions.csv")
+    return 0
+
+
+def _refuse_open(host: str, args: argparse.Namespace, option: str) -> None:
+    """Raises an error if plain text would leave this machine without that having been said twice."""
+    try:
+        local = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        local = host == "localhost"
+    if not local and not args.insecure_network:
+        raise InputError(
+            f"--insecure sends models in plain text and takes any client, and {option} {host} is on a "
+            "network; make keys by 'pfedme keys', or say --insecure-network too."
+        )

@@ -1,0 +1,76 @@
+"""The server's hold on its SuperLink: who may take part, and the run."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+from flwr.common.serde import fab_to_proto, user_config_to_proto
+from flwr.proto.control_pb2 import ListRunsRequest, RegisterNodeRequest, StartRunRequest
+from flwr.supercore.control import ControlHttpClient
+from flwr.supercore.fab import Fab
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+
+from pfedme.deploy.flower import program
+from pfedme.errors import RunError
+
+
+class Status(NamedTuple):
+    """How far Flower says that the run is."""
+
+    over: bool
+    well: bool
+    details: str
+
+
+class Link:
+    """A SuperLink that this machine runs, by its control side."""
+
+    def __init__(self, address: str, ca: Path | None) -> None:
+        self.http = ControlHttpClient.from_server_address(
+            address, ca is None, str(ca) if ca else None,
+            interceptors=[RuntimeVersionHttpInterceptor(component_name="pfedme server")],
+        )  # fmt: skip
+
+    def register(self, keys: Mapping[str, Path]) -> dict[int, str]:
+        """Lets clients in that have these public keys; returns the names of their nodes."""
+        names = {}
+        for name, path in keys.items():
+            key: Any = load_ssh_public_key(path.read_bytes())
+            request = RegisterNodeRequest(public_key=public_key_to_bytes(key))
+            names[self._asked(lambda r=request: self.http.RegisterNode(r)).node_id] = name
+        return names
+
+    def submit(self, config: Mapping[str, Any]) -> int:
+        """Starts the run that a configuration describes; returns its number."""
+        content = program()
+        request = StartRunRequest(
+            fab=fab_to_proto(Fab(hashlib.sha256(content).hexdigest(), content, {})),
+            override_config=user_config_to_proto(dict(config)),
+        )
+        return self._asked(lambda: self.http.StartRun(request)).run_id
+
+    def status(self, run: int) -> Status:
+        """How far a run is."""
+        listed = self._asked(lambda: self.http.ListRuns(ListRunsRequest(run_id=run)))
+        status = listed.run_dict[run].status
+        return Status(status.status == "finished", status.sub_status == "completed", status.details)
+
+    def _asked(self, ask: Any) -> Any:
+        try:
+            return ask()
+        except httpx.HTTPStatusError as error:
+            raise RunError(f"Flower's SuperLink refused a request: {error.response.text[:300]}") from None
+        except httpx.HTTPError as error:
+            raise RunError(f"Flower's SuperLink does not answer ({error}).") from None
+
+    def __enter__(self) -> Link:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.http.close()

@@ -1,0 +1,199 @@
+"""Starting, watching and stopping Flower's processes, so that none is ever left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import ssl
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from pfedme.deploy.keeper import descendants
+from pfedme.errors import InputError, RunError
+from pfedme.files import writing
+
+KEEPER = Path(__file__).with_name("keeper.py")
+START_S = 180.0
+"""Seconds that a SuperLink may take to start."""
+STOP_S = 15.0
+"""Seconds after which a keeper that does not end is ended by force."""
+
+
+class Kept:
+    """A command under a keeper, which ends it with all its children however this process ends."""
+
+    def __init__(self, command: Sequence[str], log: Path, home: Path) -> None:
+        with writing(log):
+            log.touch(mode=0o600)
+        self.log, self.end = log, log.stat().st_size
+        words = [sys.executable, "-I", "-S", str(KEEPER), str(log), *command]
+        # A session of its own, so that Ctrl-C comes to us alone and the order of ending is ours.
+        self.process = subprocess.Popen(
+            words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            start_new_session=True, env=environment(home),
+        )  # fmt: skip
+
+    @property
+    def status(self) -> int | None:
+        """The exit status of the command; None while it runs."""
+        return self.process.poll()
+
+    def news(self) -> list[str]:
+        """The whole lines that the log has got since the last call."""
+        lines, self.end = lines_since(self.log, self.end)
+        return lines
+
+    def runs(self, program: str) -> bool:
+        """Whether the command, or what it has started, runs a program of this name."""
+        for pid in descendants(self.process.pid):
+            with contextlib.suppress(OSError):
+                words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+                if any(Path(os.fsdecode(word)).name == program for word in words[:2]):
+                    return True
+        return False
+
+    def stop(self) -> None:
+        """Ends the command and all that it has started."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError):
+            self.process.stdin.close()
+        try:
+            self.process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def __enter__(self) -> Kept:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+def lines_since(path: Path, place: int) -> tuple[list[str], int]:
+    """The whole lines of a file after a place, without colours, and the place after them."""
+    try:
+        with path.open("rb") as file:
+            file.seek(place)
+            content = file.read()
+    except FileNotFoundError:
+        return [], place
+    whole = content[: content.rfind(b"\n") + 1]
+    return whole.decode(errors="replace").splitlines(), place + len(whole)
+
+
+def environment(home: Path) -> dict[str, str]:
+    """The environment of Flower's programs: quiet, with a home of their own, and each other on the path."""
+    beside = str(Path(sys.executable).parent)
+    return {
+        **os.environ,
+        "PATH": os.pathsep.join([beside, os.environ.get("PATH", os.defpath)]),
+        "FLWR_HOME": str(home),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        # How often Flower's programs look for work; its default of a second is most of a short round.
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": os.environ.get("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", "0.1"),
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+@contextlib.contextmanager
+def private_home() -> Iterator[Path]:
+    """A folder for Flower's own files, gone in the end."""
+    home = Path(tempfile.mkdtemp(prefix="pfedme-"))  # of mode 0700
+    try:
+        yield home
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def flower(which: str, gate: Path, options: Sequence[str]) -> list[str]:
+    """The command that starts Flower's SuperLink or SuperNode."""
+    return [sys.executable, "-m", "pfedme.deploy.flower", which, str(gate), *options]
+
+
+def parse_address(text: str, option: str) -> tuple[str, int]:
+    """The host and the port of `HOST:PORT`.
+
+    >>> parse_address("example.org:9092", "--server"), parse_address("[::1]:9092", "--server")
+    (('example.org', 9092), ('::1', 9092))
+    """
+    host, colon, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]") if host.startswith("[") else host
+    if "/" in text or not (colon and host and port.isdecimal() and 0 < int(port) < 65536):
+        raise InputError(f"{option} must be HOST:PORT, such as example.org:9092, not '{text}'.")
+    if ":" in host and not text.startswith("["):
+        raise InputError(f"{option} '{text}' needs brackets around the address, as in [::1]:9092.")
+    return host, int(port)
+
+
+def joined(host: str, port: int) -> str:
+    """The inverse of `parse_address`."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def free_port() -> int:
+    """A port of this machine's loopback that nobody listens on."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+def refuse_taken(host: str, port: int) -> None:
+    """Raises an error if it is impossible to listen there."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as one:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            one.bind(address)
+    except OSError as error:
+        raise InputError(
+            f"It is impossible to listen on {joined(host, port)}: {error.strerror or error}; choose another "
+            "--listen."
+        ) from None
+
+
+def own_address(host: str) -> str:
+    """The address by which this machine reaches what listens on `host`."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+
+
+def await_health(process: Kept, host: str, port: int, ca: Path | None) -> None:
+    """Waits until a SuperLink answers."""
+    context = ssl.create_default_context(cafile=str(ca)) if ca else None
+    url = f"{'https' if ca else 'http'}://{joined(own_address(host), port)}/health"
+    opener = urllib.request.build_opener(
+        urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
+    )
+    until = time.monotonic() + START_S
+    while time.monotonic() < until and process.status is None:
+        try:
+            with opener.open(url, timeout=5):
+                return
+        except ssl.SSLCertVerificationError as error:
+            raise _wrong_name(host, error) from None
+        except urllib.error.URLError as error:
+            if isinstance(error.reason, ssl.SSLCertVerificationError):
+                raise _wrong_name(host, error.reason) from None
+        except OSError:
+            pass
+        time.sleep(0.1)
+    said = [line for line in process.news() if line.strip()]
+    raise RunError(
+        f"Flower's SuperLink did not start; its last words in {process.log}: {' '.join(said[-3:])}"
+    )
+
+
+def _wrong_name(host: str, error: ssl.SSLCertVerificationError) -> InputError:
+    return InputError(
+        f"The server's certificate is not good for {own_address(host)} ({error.verify_message}); "
+        f"'pfedme keys --server {own_address(host)}' makes it so."
+    )

@@ -1,0 +1,206 @@
+"""What `pfedme server` does: a SuperLink, a run on it, and what people see of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import time
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pfedme.deploy.book import LEDGER, LOG
+from pfedme.deploy.flower import BUNDLE, MARK
+from pfedme.deploy.keys import server_keys
+from pfedme.deploy.link import Link, Status
+from pfedme.deploy.processes import (
+    Kept,
+    await_health,
+    flower,
+    joined,
+    lines_since,
+    own_address,
+    private_home,
+    refuse_taken,
+)
+from pfedme.deploy.server import Plan
+from pfedme.errors import InputError, Interrupted, RunError
+from pfedme.files import atomic_write, refuse_file, writing
+from pfedme.folder import Folder
+from pfedme.spec import to_json
+from pfedme.terminal import Rounds
+
+SETUP = "server.json"
+"""The file, in the run's folder, of what the server was started with."""
+FLOWER_LOG = "flower.log"
+LOOK_S, ASK_S, GONE_S = 0.2, 2.0, 5.0
+"""Seconds between two looks at the logs, between two questions to the SuperLink, and until a run whose
+process has gone must be called finished."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """What a server is started with."""
+
+    config: dict[str, Any]
+    """The run configuration of the Flower app."""
+    host: str
+    port: int
+    keys: str | None
+    """The folder of keys; None without TLS and keys."""
+
+    def write(self, out: Path) -> None:
+        """Puts it into the run's folder."""
+        with writing(out):
+            atomic_write(out / SETUP, json.dumps(dataclasses.asdict(self), indent=1) + "\n")
+
+    @classmethod
+    def read(cls, out: Path) -> Setup:
+        """What the run in a folder was started with."""
+        try:
+            return cls(**json.loads((out / SETUP).read_text()))
+        except FileNotFoundError:
+            raise InputError(f"There is no run of 'pfedme server' in {out}: it has no {SETUP}.") from None
+        except (OSError, ValueError, TypeError) as error:
+            raise InputError(f"{out / SETUP} cannot be read ({error}); start a new run.") from None
+
+
+def run_config(plan: Plan, model: str) -> dict[str, Any]:
+    """A plan as the run configuration of the Flower app, as far as the app has a name for it."""
+    app = tomllib.loads((BUNDLE / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
+    own = {field.name: getattr(plan, field.name) for field in dataclasses.fields(plan)}
+    del own["algorithm"], own["model"]
+    own["num_server_rounds"] = own.pop("rounds")
+    named = {"algorithm": plan.algorithm.name, "model": model, **own, **to_json(plan.algorithm)}
+    kebab = {key.replace("_", "-"): value for key, value in named.items()}
+    return {key: value for key, value in kebab.items() if key in app["config"] and value is not None}
+
+
+def refuse_out(out: Path, *, force: bool) -> None:
+    """Raises an error if the folder holds something that would be lost."""
+    if (out / SETUP).exists() and (out / "record.json").exists() and not force:
+        refuse_file(out)
+        status = Folder(out).status()
+        goes_on = "" if status == "finished" else f"'pfedme server --resume {out}' continues it, "
+        raise InputError(f"{out} holds a {status} run; {goes_on}--force starts over.")
+    Folder(out).refuse(force=force)
+
+
+def claim(out: Path) -> None:
+    """Makes the folder, without what an earlier run left in it."""
+    Folder(out).claim()
+    with writing(out):
+        for name in (LEDGER, LOG, FLOWER_LOG, SETUP):
+            (out / name).unlink(missing_ok=True)
+
+
+def check(setup: Setup) -> str | None:
+    """Raises an error if the server cannot start; returns a warning if there is one."""
+    refuse_taken(setup.host, setup.port)
+    if setup.keys is None:
+        return None
+    keys = server_keys(Path(setup.keys))
+    if own_address(setup.host) not in keys.hosts:
+        raise InputError(
+            f"The certificate {keys.certificate} is not good for {own_address(setup.host)}; "
+            f"'pfedme keys --server {own_address(setup.host)} -o {setup.keys}' makes it so."
+        )
+    return keys.warning()
+
+
+def serve(setup: Setup, out: Path, *, resume: bool) -> dict[str, Any]:
+    """Carries out a run, in a folder that is claimed, and returns its record."""
+    again = f"'pfedme server --resume {out}'"
+    try:
+        with private_home() as home, Rounds(setup.config["num-server-rounds"]) as screen:
+            status = _serve(setup, out, home, screen, resume=resume)
+    except KeyboardInterrupt:
+        raise Interrupted(out, f"what was done is saved, and {again} goes on where it stopped") from None
+    record = Folder(out).read()
+    if record.get("status") == "finished":
+        return record
+    why = record.get("reason") or status.details or f"its process ended; see {out / FLOWER_LOG}"
+    if record.get("status") == "failed":
+        raise RunError(f"The run failed: {why}")
+    raise RunError(
+        f"The run stopped: {why.rstrip('.')}. What was done is saved; {again} goes on where it stopped."
+    )
+
+
+def _serve(setup: Setup, out: Path, home: Path, screen: Rounds, *, resume: bool) -> Status:
+    keys = server_keys(Path(setup.keys)) if setup.keys is not None else None
+    options = ["--host", setup.host, "--port", str(setup.port), "--disable-runtime-dependency-installation"]
+    if keys:
+        options += ["--ssl-ca-certfile", str(keys.ca), "--ssl-certfile", str(keys.certificate)]
+        options += ["--ssl-keyfile", str(keys.key), "--enable-supernode-auth"]
+    else:
+        options += ["--insecure"]
+    gate, seen = home / "gate", lines_since(out / LOG, 0)[1]
+    config = {**setup.config, "out": str(out.absolute()), "resume": resume}
+    ca = keys.ca if keys else None
+    with Kept(flower("superlink", gate, options), out / FLOWER_LOG, home) as process:
+        await_health(process, setup.host, setup.port, ca)
+        with Link(joined(own_address(setup.host), setup.port), ca) as link:
+            if keys:
+                names = link.register(keys.clients)
+                atomic_write(home / "names.json", json.dumps(names))
+                config["names"] = str(home / "names.json")
+            run = link.submit(config)
+            gate.touch()
+            how = "with TLS and keys" if keys else "in plain text"
+            note(out, f"Listening on {joined(setup.host, setup.port)} {how}.")
+            return _watch(process, link, run, out, seen, screen)
+
+
+def _watch(process: Kept, link: Link, run: int, out: Path, seen: int, screen: Rounds) -> Status:
+    """Shows what happens until the run is over."""
+    asked = here = time.monotonic()
+    started = False
+    while True:
+        for line in process.news():
+            if line.startswith(MARK):
+                note(out, line.removeprefix(MARK))
+        status, now = Status(False, False, ""), time.monotonic()
+        if now - asked >= ASK_S and process.status is None:
+            asked, status = now, link.status(run)
+            running = process.runs("flwr-serverapp")
+            started |= running
+            here = here if started and not running else now
+        lines, seen = lines_since(out / LOG, seen)
+        for line in lines:
+            show(screen, line)
+        if status.over:
+            return status
+        if started and now - here > GONE_S:
+            return Status(True, False, f"its process was ended from outside; see {out / FLOWER_LOG}")
+        if process.status is not None:
+            return Status(True, False, f"Flower's SuperLink ended; see {out / FLOWER_LOG}")
+        time.sleep(LOOK_S)
+
+
+def note(out: Path, line: str) -> None:
+    """Puts a line into the run's log, as `Book.tell` does."""
+    with writing(out), (out / LOG).open("a", encoding="utf-8") as log:
+        log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
+
+
+def show(screen: Rounds, line: str) -> None:
+    """A line of the run's log on the screen."""
+    told = re.sub(r"^\d{4}-\d\d-\d\d ", "", line)
+    done = re.search(r"Round (\d+) of \d+ is done", told)
+    screen(told, int(done[1]) if done else None)
+
+
+def summary(record: Mapping[str, Any], out: Path) -> list[str]:
+    """What a finished run that has no scores leaves to say."""
+    told = record.get("deployment", {})
+    refused = told.get("refused") or {}
+    clients = len(told.get("clients", []))
+    lines = [
+        f"The run is finished: {record['config']['rounds']} rounds with {clients} clients.",
+        "No client shared its scores; those of its own models are its own.",
+        f"Results: {out}/ (model.safetensors, {LEDGER}, {LOG}, record.json)",
+    ]
+    return lines + [f"Refused {name}: {why}" for name, why in refused.items()]
