@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: run test lint bench bench-peers clean
+.PHONY: run test lint bench bench-peers bench-table clean
 
 run: $(INSTALLED)
 	$(BIN)/pfedme compare \
@@ -25,6 +25,9 @@ bench: $(INSTALLED)
 
 bench-peers: $(INSTALLED)
 	$(BIN)/python bench/peers/run.py
+
+bench-table: $(INSTALLED)
+	$(BIN)/python bench/table.py
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "pfedme needs Python 3.11 or newer; set PYTHON=...")'

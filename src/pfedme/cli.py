@@ -524,12 +524,14 @@ def _data(argv: list[str]) -> int:
 
     from pfedme.files import atomic_write, refuse_file, writing
     from pfedme.report.describe import describe
-    from pfedme.terminal import print_description
+    from pfedme.terminal import print_description, waiting
 
     if args.out:
         refuse_file(args.out)
-    federation = _source(args).load()
-    description = describe(federation)
+    with waiting(f"reading {args.data}"):
+        federation = _source(args).load()
+    with waiting("describing it"):
+        description = describe(federation)
     if args.out:
         from pfedme.report.spread import labels_figure
 

@@ -12,7 +12,8 @@ import numpy as np
 import polars as pl
 
 from pfedme.data.layout import Layout
-from pfedme.data.rows import Rows
+from pfedme.data.reading import on_all_cores
+from pfedme.data.rows import Rows, near
 from pfedme.errors import InputError
 from pfedme.schema import MISSING, Coded, Column, Kind, Schema, Task, coded, first, shortest
 
@@ -92,17 +93,16 @@ def combine(sums: Iterable[Sums]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 def sets_of_clients(code: np.ndarray, owner: np.ndarray, clients: int, categories: int) -> np.ndarray:
     """Whether each client (row) has each category (column) in its training rows."""
-    seen = np.zeros((clients, categories), bool)
-    seen[owner[code >= 0], code[code >= 0]] = True
-    return seen
+    seen = np.zeros((clients, categories + 1), bool)
+    seen[owner, code] = True  # the last column for −1, no category
+    return seen[:, :categories]
 
 
 def kind_of_text(rows: Rows, name: str) -> Kind:
     """Whether a column that was read as text holds numbers after all, or categories."""
     column = rows.texts[name]
-    count = np.bincount(column.code + 1, minlength=len(column.names) + 1)[1:]
     drop = f"leave the column out with --drop {shlex.quote(name)}"
-    if not count.sum():
+    if not column.names:
         raise InputError(f"Column '{name}' of {rows.where} is empty; {drop}.")
     texts = pl.Series(column.names, dtype=pl.String)
     if _are_numbers(texts).all():
@@ -113,7 +113,7 @@ def kind_of_text(rows: Rows, name: str) -> Kind:
             f"are numbers; write it as a number, leave it empty and give --impute mean, or {drop}."
         )
     dates = texts.str.contains(DATES).to_numpy()
-    if count[dates].sum() >= NEARLY_ALL * count.sum():
+    if nearly_all(column, dates):
         raise InputError(
             f"Column '{name}' of {rows.where} holds dates such as '{column.names[first(dates)]}'; make "
             f"numbers of them, such as days, or {drop}."
@@ -126,13 +126,20 @@ def kind_of_text(rows: Rows, name: str) -> Kind:
     return "category"
 
 
+def nearly_all(column: Coded, which: np.ndarray) -> bool:
+    """Whether nearly all values are among some of the names."""
+    if not which.any():
+        return False
+    count = np.bincount(column.code + 1, minlength=len(column.names) + 1)[1:]
+    return bool(count[which].sum() >= NEARLY_ALL * count.sum())
+
+
 def misfit(column: Coded) -> int | None:
     """The first row whose text is no number, if nearly all others are, but perhaps for commas in them."""
     texts = pl.Series(column.names, dtype=pl.String)
     number = _are_numbers(texts)
     nearly = number | _are_numbers(texts.str.replace_all(",", "", literal=True))
-    count = np.bincount(column.code + 1, minlength=len(texts) + 1)[1:]
-    if number.all() or count[nearly].sum() < NEARLY_ALL * count.sum():
+    if number.all() or not nearly_all(column, nearly):
         return None
     return first(~np.append(number, True)[column.code])
 
@@ -180,11 +187,10 @@ def fit(tables: Sequence[Rows], layout: Layout, schema: Schema) -> tuple[np.ndar
     """All features in their places, and the schema with its columns, made from training rows."""
     rows = tables[0]
     kinds: dict[str, Kind] = {name: kind_of_text(rows, name) for name in rows.texts}
-    numbers = [*rows.numbers, *(name for name, kind in kinds.items() if kind == "number")]
+    late = [near(name, np.array(rows.texts[name].names, float)) for name, k in kinds.items() if k == "number"]
+    shifted = [*rows.standard.columns, *late]
+    numbers, zero = [column.name for column in shifted], np.array([column.mean for column in shifted])
     categories = [_category(rows, name, layout, schema) for name, kind in kinds.items() if kind == "category"]
-    # Numbers are stored from where the first rows are, lest float32 lose what makes them different.
-    near = rows.near(numbers)
-    shifted = [Column(name, "number", mean) for name, mean in zip(numbers, near, strict=True)]
     x = layout.filled(tables, dataclasses.replace(schema, columns=(*shifted, *categories)), fitting=True)
     count, mean, scale = combine(told_by_clients(x[:, : len(numbers)], layout.start, layout.n_train))
     if len(empty := np.flatnonzero(count == 0)):
@@ -196,14 +202,17 @@ def fit(tables: Sequence[Rows], layout: Layout, schema: Schema) -> tuple[np.ndar
     # All features at once, because they lie next to each other: 0 and 1 leave the others as they are.
     shift, size = (np.full(x.shape[1], v, np.float32) for v in (0, 1))
     shift[: len(numbers)], size[: len(numbers)] = mean, scale
-    step = max(1, BLOCK // x.shape[1])
-    for at in range(0, len(x), step):
+    step = max(1, 8 * BLOCK // x.shape[1])
+
+    def standardise(at: int) -> None:
         block = x[at : at + step]
         block -= shift
         block /= size
         if schema.impute:
             np.nan_to_num(block, copy=False, nan=0.0)
-    own = zip(numbers, near + mean, scale, strict=True)
+
+    on_all_cores(standardise, range(0, len(x), step))
+    own = zip(numbers, zero + mean, scale, strict=True)
     columns = [Column(name, "number", float(m), float(s)) for name, m, s in own]
     return x, dataclasses.replace(schema, columns=(*columns, *categories))
 

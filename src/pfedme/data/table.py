@@ -15,9 +15,8 @@ import numpy as np
 from pfedme.data.arrays import has_test, open_arrays
 from pfedme.data.fitting import fit, fit_label, understand_label
 from pfedme.data.layout import Strata, lay_out
-from pfedme.data.reading import Part, files_of, open_parts, shown
+from pfedme.data.reading import Late, Part, files_of, open_parts, shown
 from pfedme.data.rows import Rows, read_rows
-from pfedme.data.text import Late
 from pfedme.errors import InputError
 from pfedme.federation import Federation
 from pfedme.hashing import fingerprint, ids_of_names
@@ -118,27 +117,29 @@ class Table:
         ).checked()  # fmt: skip
 
     def _read(self, schema: Schema | None, *, whole: bool) -> list[Rows]:
-        """The table, and the one of test rows if there is one, with all that is text read."""
+        """The table, and the one of test rows if there is one."""
         path = Path(self.path)
         named = [column.name for column in schema.columns] if schema else list(self.features)
         used = [*named, *filter(None, (self.client, self.label))] if named else None
-        parts = open_parts(path, used, whole=whole)
+        parts = open_parts(path, used, whole=whole, quick=not whole)
         client, label = self._client_and_label(path, parts)
         columns = named if schema else self._columns(parts, client, label)
-        tables = [read_rows(path, parts, client, label, columns)]
+        tables = [read_rows(path, parts, client, label, columns, schema)]
+        known = schema or tables[0].plan
         test = self.test and Path(self.test)
         arrays = path.suffix.lower() == ".npz" and has_test(path)
         if test and arrays:
             raise InputError(f"{shown(path)} has test rows of its own, x_test; leave out --test or them.")
         if arrays:
-            tables.append(read_rows(path, [open_arrays(path, "_test")], client, label, columns))
+            tables.append(read_rows(path, [open_arrays(path, "_test")], client, label, columns, known))
         elif test:
-            held = open_parts(test, [*columns, *filter(None, (client, label))], whole=whole)
+            names = [*columns, *filter(None, (client, label))]
+            held = open_parts(test, names, whole=whole, quick=not whole)
             if client is None and not test.is_dir():
                 raise InputError(
                     f"--test {shown(test)} must be a folder with a file for each client, as --data is."
                 )
-            tables.append(read_rows(test, held, client, label, columns))
+            tables.append(read_rows(test, held, client, label, columns, known))
         return tables
 
     def _client_and_label(self, path: Path, parts: Sequence[Part]) -> tuple[str | None, str]:
