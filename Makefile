@@ -32,7 +32,7 @@ bench-table: $(INSTALLED)
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "pfedme needs Python 3.11 or newer; set PYTHON=...")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,tune]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,tune,tensorboard,mlflow]'
 	touch $@
 
 clean:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pfedme.run import Run
 
 PERSONALIZE = "auto, or auto:steps=200,...: each client finds its own λ and whether joining pays"
+TRACK = "tensorboard or mlflow, with options after a colon, to follow the run with; several can be given"
 ALGORITHM_NAMES = "pfedme, fedavg, per-fedavg, alone, fedavg-ft"
 
 EXAMPLES = {
@@ -39,7 +40,8 @@ examples:
   pfedme run pfedme --data synthetic --model mlr --rounds 600 --cohort 10 --lam 20 --eta 0.01 --beta 2
   pfedme run per-fedavg --data mnist --model dnn:hidden=100 --alpha 0.02 --eta 0.001 --out runs/per
   pfedme run pfedme --data synthetic --nu 1e-4 --solver nesterov --json > result.json
-  pfedme run pfedme --data patients.csv --client hospital --label outcome""",
+  pfedme run pfedme --data patients.csv --client hospital --label outcome
+  pfedme run pfedme --data synthetic --track tensorboard --track mlflow:experiment=hospitals""",
     "compare": """\
 an option applies to every algorithm that has it; NAME:field=value,... sets one for NAME alone
 
@@ -206,6 +208,7 @@ def _training_parser(command: str, description: str, *, records: bool = True) ->
     if records:
         add("--eval-every", type=int, help=docs["eval_every"])
         add("--force", action="store_true", help="overwrite what the folder holds")
+        add("--track", action="append", default=[], metavar="TRACKER", help=TRACK)
     add("--json", action="store_true", help="print the result as JSON on standard output, and nothing else")
     add("--debug", action="store_true", help="show the traceback of an error")
     group = parser.add_argument_group("hyperparameters")
@@ -323,9 +326,13 @@ def _run(argv: list[str]) -> int:
 
     from pfedme.execute import execute
     from pfedme.terminal import Bar
+    from pfedme.track import parse_trackers
 
+    track = parse_trackers(args.track)
     with Bar(total=run.rounds) as bar:
-        result = execute(run, out, force=args.force, watch=lambda p: bar(run.algorithm.name, 0, p))
+        result = execute(
+            run, out, force=args.force, watch=lambda p: bar(run.algorithm.name, 0, p), track=track
+        )
     return _show_run(result, out, as_json=args.json)
 
 
@@ -345,6 +352,11 @@ def _show_run(result: Result, out: Path, *, as_json: bool) -> int:
         run = Run.from_json(config)
         members = run.personalize is not None
         document |= _offer(out, out, run.personalize, None, members=members, as_json=as_json)
+    if "track" in record:
+        from pfedme.report.html.page import NAME
+        from pfedme.track import keep
+
+        keep(out, out / NAME)
     if as_json:
         print(json.dumps(document))
     return 0
@@ -447,9 +459,11 @@ def _compare(argv: list[str]) -> int:
 
     from pfedme.compare import compare
     from pfedme.terminal import Bar
+    from pfedme.track import parse_trackers
 
+    track = parse_trackers(args.track)
     with Bar(total=sum(run.rounds for run in runs) * args.seeds) as bar:
-        comparison = compare(runs, args.seeds, out, force=args.force, watch=bar)
+        comparison = compare(runs, args.seeds, out, force=args.force, watch=bar, track=track)
     return _show_comparison(comparison, out, as_json=args.json)
 
 

@@ -24,6 +24,9 @@ LATER = (
 )  # fmt: skip
 """What is made of a finished run, and so is not true of another one."""
 
+EVENTS = "events.out.tfevents.*"
+"""Names of TensorBoard's event files."""
+
 
 class Folder:
     """A run's folder: record.json, and while it is unfinished checkpoint.safetensors."""
@@ -60,6 +63,8 @@ class Folder:
                 old.unlink(missing_ok=True)
             for name in LATER:
                 (self.path / name).unlink(missing_ok=True)
+            for old in (self.path / "tensorboard").glob(EVENTS):
+                old.unlink()
 
     def read(self) -> dict[str, Any]:
         """The record."""
