@@ -32,7 +32,7 @@ from pfedme.tree import Params
 FORMAT = 1
 """Of the folder; a version reads its own and the earlier ones."""
 BLOCK = 256
-"""Rows that are predicted at once."""
+"""Rows that are predicted at once, if nothing else is known."""
 
 Which = Literal["recommended", "personal", "global"]
 
@@ -67,6 +67,9 @@ class Predictor:
     theta: Params
     schema: Schema | None = None
     """The columns; None for a model that was trained on rows of numbers."""
+    block: int = BLOCK
+    """Rows that are predicted at once: as many as when the run was evaluated, because the last bits of a
+    product of matrices can depend on it."""
     origin: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Where it comes from: `client`, `which` model it is, the `command` that trained it, as far as known."""
 
@@ -89,8 +92,8 @@ class Predictor:
         """The model's outputs, float32, a row for each row; errors call the rows `where` and count them."""
         x = self.encoded(rows, where, first_row)
         blocks = [
-            np.asarray(_scores(self.model, self.theta, _padded(x[k : k + BLOCK])))[:, : len(x) - k]
-            for k in range(0, len(x), BLOCK)
+            np.asarray(_scores(self.model, self.theta, _padded(part, self.block)))[:, : len(part)]
+            for part in (x[k : k + self.block] for k in range(0, len(x), self.block))
         ]
         return np.concatenate([np.zeros((max(1, self.model.classes), 0), np.float32), *blocks], axis=1).T
 
@@ -136,6 +139,7 @@ class Predictor:
             "model": self.model.about(),
             "labels": list(self.labels),
             "schema": self.schema.to_json() if self.schema else None,
+            "block": self.block,
         }
         parameters = safetensors.numpy.save({"theta": np.asarray(self.theta.ravel())})
         with writing(path):
@@ -181,9 +185,9 @@ def _scores(model: Model, theta: Params, x: jax.Array) -> jax.Array:
     return model.scores(theta, x)
 
 
-def _padded(x: np.ndarray) -> np.ndarray:
-    """`x` with rows of zeros until it has BLOCK of them, so that one compiled program does for all."""
-    return np.pad(x, [(0, BLOCK - len(x)), (0, 0)])
+def _padded(x: np.ndarray, rows: int) -> np.ndarray:
+    """`x` with rows of zeros until it has so many, so that one compiled program does for all."""
+    return np.pad(x, [(0, rows - len(x)), (0, 0)])
 
 
 def _softmax(scores: np.ndarray) -> np.ndarray:
@@ -249,7 +253,7 @@ def load(path: Path | str) -> Predictor:
         schema = Schema.from_json(about["schema"]) if about["schema"] is not None else None
         flat = safetensors.numpy.load_file(path / "model.safetensors")["theta"]
         origin = {key: about[key] for key in ("client", "which", "command") if key in about}
-        return Predictor(model, _in_layers(model, flat), schema, origin)
+        return Predictor(model, _in_layers(model, flat), schema, int(about["block"]), origin)
     except (OSError, KeyError, TypeError, ValueError, safetensors.SafetensorError) as error:
         raise InputError(f"The model in {path} is damaged ({error}); export it again.") from None
 
@@ -299,6 +303,7 @@ def model_of(run: Path | str, client: str | None = None, which: Which | None = N
     try:
         model = from_about(about["model"])
         schema = Schema.from_json(about["schema"]) if "schema" in about else None
-        return Predictor(model, _in_layers(model, np.asarray(flat)), schema, origin)
+        theta = _in_layers(model, np.asarray(flat))
+        return Predictor(model, theta, schema, int(about.get("block", BLOCK)), origin)
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"The models in {run} are damaged ({error}); make the run again.") from None

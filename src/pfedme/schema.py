@@ -38,6 +38,14 @@ class Column:
     """Its standard deviation there; 1 for a column that is constant."""
     categories: tuple[str, ...] = ()
     """Of a category, sorted; one feature each."""
+    near: float | None = None
+    """Of a number, what it is counted from in double precision before single precision has to do, lest that
+    lose what makes large numbers different; the mean if not given."""
+
+    @property
+    def zero(self) -> float:
+        """What a number is counted from."""
+        return self.mean if self.near is None else self.near
 
     @property
     def features(self) -> int:
@@ -112,14 +120,30 @@ class Schema:
         with np.errstate(over="ignore", invalid="ignore"):
             for column in self.numbers:
                 # Column by column and in float64, so that little of a large number is lost or copied.
-                away = values[column.name] - column.mean
-                out[:, self.starts[column.name]] = away if column.scale == 1 else away / column.scale
+                out[:, self.starts[column.name]] = values[column.name] - column.zero
+            self.standardise(out)
         if not np.isfinite(out).all():
             self._mend(out, values, place, fitting)
         for column in self.columns:
             if column.kind == "category" and not isinstance(frame, np.ndarray):
                 self._mark_series(out, column, frame[column.name], place, fitting)
         return out
+
+    def standardise(self, counted: np.ndarray) -> None:
+        """Turns features whose numbers are counted from `Column.zero` into standardised ones, in place."""
+        shift, size = self._shift_and_size
+        if shift.any() or (size != 1).any():
+            # All features at once, because they lie next to each other: 0 and 1 leave categories as they are.
+            counted -= shift
+            counted /= size
+
+    @cached_property
+    def _shift_and_size(self) -> tuple[np.ndarray, np.ndarray]:
+        shift, size = np.zeros(self.features, np.float32), np.ones(self.features, np.float32)
+        for column in self.numbers:
+            at = self.starts[column.name]
+            shift[at], size[at] = column.mean - column.zero, column.scale
+        return shift, size
 
     def _mend(self, out: np.ndarray, values: dict[str, np.ndarray], place: Place, fitting: bool) -> None:
         """Imputes missing numbers, or raises an error for them, and for infinite ones."""

@@ -199,22 +199,19 @@ def fit(tables: Sequence[Rows], layout: Layout, schema: Schema) -> tuple[np.ndar
             f"Column '{name}' of {rows.where} has no value in any training row; leave it out with --drop "
             f"{shlex.quote(name)}."
         )
-    # All features at once, because they lie next to each other: 0 and 1 leave the others as they are.
-    shift, size = (np.full(x.shape[1], v, np.float32) for v in (0, 1))
-    shift[: len(numbers)], size[: len(numbers)] = mean, scale
+    own = zip(numbers, zero + mean, scale, zero, strict=True)
+    columns = [Column(name, "number", float(m), float(s), near=float(z)) for name, m, s, z in own]
+    schema = dataclasses.replace(schema, columns=(*columns, *categories))
     step = max(1, 8 * BLOCK // x.shape[1])
 
     def standardise(at: int) -> None:
         block = x[at : at + step]
-        block -= shift
-        block /= size
+        schema.standardise(block)
         if schema.impute:
             np.nan_to_num(block, copy=False, nan=0.0)
 
     on_all_cores(standardise, range(0, len(x), step))
-    own = zip(numbers, zero + mean, scale, strict=True)
-    columns = [Column(name, "number", float(m), float(s)) for name, m, s in own]
-    return x, dataclasses.replace(schema, columns=(*columns, *categories))
+    return x, schema
 
 
 def fit_label(rows: Rows, layout: Layout, schema: Schema) -> Schema:
