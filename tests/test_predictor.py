@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -206,9 +207,12 @@ def test_what_was_recommended_goes_before_what_was_trained(tmp_path: Path):
     ],
 )
 def test_rows_that_do_not_fit_are_refused(
-    change: object, message: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    change: Callable[[pl.DataFrame], pl.DataFrame],
+    message: str,
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ):
-    assert callable(change)
     new = saved(change(patients(5)), tmp_path / "new.csv")
     out = tmp_path / "out.csv"
     assert main(["predict", str(folder / "model"), "--data", str(new), "-o", str(out)]) == 2

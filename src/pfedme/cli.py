@@ -122,7 +122,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"pfedme: interrupted{how}.", file=sys.stderr)
         return 130
     except KeyboardInterrupt:
-        print("pfedme: interrupted before the first round; nothing is lost.", file=sys.stderr)
+        print("pfedme: interrupted; nothing is lost.", file=sys.stderr)
         return 130
     except BrokenPipeError:
         # Whoever read the output has gone; Python must not try to flush it again at exit.
@@ -689,7 +689,7 @@ def _export(argv: list[str]) -> int:
 
 
 def _predict(argv: list[str]) -> int:
-    parser = _parser("predict", "Predicts the rows of a table by an exported model; the order is the table's.")
+    parser = _parser("predict", "Predicts the rows of a table, in their order, by an exported model.")
     parser.add_argument("model", metavar="DIR", type=Path, help="the folder of an exported model")
     parser.add_argument("--data", type=Path, required=True, metavar="TABLE", help="CSV, TSV, Parquet or NPZ")
     parser.add_argument(

@@ -17,7 +17,6 @@ from typing import Any, NoReturn
 import jax
 import jax.numpy as jnp
 import numpy as np
-import safetensors
 
 from pfedme import __version__
 from pfedme.algorithms import Algorithm
@@ -422,9 +421,7 @@ def clients_csv(evaluation: Evaluation, federation: Federation) -> str:
     ]
     for k, i in enumerate(evaluation.clients):
         cells = ["" if c is None or np.isnan(c[k]) else float(c[k]) for c in columns]
-        table.writerow(
-            [federation.name(i), int(federation.n_train[i]), int(federation.n_test[i]), *cells]
-        )
+        table.writerow([federation.name(i), int(federation.n_train[i]), int(federation.n_test[i]), *cells])
     return text.getvalue()
 
 

@@ -16,6 +16,7 @@ from pfedme import __version__
 from pfedme.errors import InputError
 from pfedme.federation import Federation
 from pfedme.files import atomic_write, refuse_file, writing
+from pfedme.metrics import Blocks
 from pfedme.models import Model
 
 LATER = (
@@ -113,12 +114,15 @@ class Folder:
 def models_file(
     tensors: dict[str, np.ndarray], model: Model, federation: Federation, who: Sequence[int] | np.ndarray
 ) -> bytes:
-    """The parameters of models, and what is needed to use them; `theta` has a row for each client of `who`."""
+    """Models' parameters and what is needed to use them; `theta` has a row for each client of `who`."""
     about: dict[str, Any] = {
         "version": __version__,
         "model": model.about(),
         "clients": [int(federation.ids[i]) for i in who],
     }
+    if len(who):
+        blocks = Blocks.cut(*(values[list(who)] for values in federation.rows("test")))
+        about["block"] = len(blocks.offset)
     if federation.names:
         about["names"] = [federation.names[i] for i in who]
     if federation.schema:

@@ -20,7 +20,7 @@ import safetensors
 import safetensors.numpy
 
 from pfedme import __version__
-from pfedme.data.reading import Part, open_parts, without_blank_end
+from pfedme.data.reading import Part, Types, open_parts, without_blank_end
 from pfedme.data.text import Late
 from pfedme.errors import InputError, unknown
 from pfedme.files import atomic_write, refuse_file, writing
@@ -76,7 +76,12 @@ class Predictor:
     @property
     def labels(self) -> tuple[str, ...]:
         """The classes; none if the model predicts a quantity."""
-        return self.schema.labels if self.schema else tuple(map(str, range(self.model.classes)))
+        return self.schema.labels if self.schema else tuple(map(str, range(self.model.classes or 0)))
+
+    @property
+    def outputs(self) -> int:
+        """Numbers that the model makes of a row."""
+        return max(1, len(self.labels))
 
     def predict(self, rows: Any) -> np.ndarray:
         """The most probable class of each row, as text; of a quantity, the number in its own unit."""
@@ -95,7 +100,7 @@ class Predictor:
             np.asarray(_scores(self.model, self.theta, _padded(part, self.block)))[:, : len(part)]
             for part in (x[k : k + self.block] for k in range(0, len(x), self.block))
         ]
-        return np.concatenate([np.zeros((max(1, self.model.classes), 0), np.float32), *blocks], axis=1).T
+        return np.concatenate([np.zeros((self.outputs, 0), np.float32), *blocks], axis=1).T
 
     def named(self, scores: np.ndarray) -> np.ndarray:
         """What `predict` makes of the model's outputs."""
@@ -152,7 +157,7 @@ class Predictor:
 
         Their columns are `prediction` and, for each label, `probability_LABEL`.
         """
-        yield self._frame_of(np.zeros((0, max(1, self.model.classes)), np.float32))
+        yield self._frame_of(np.zeros((0, self.outputs), np.float32))
         names = [column.name for column in self.schema.columns] if self.schema else None
         for k, part in enumerate(open_parts(path, names)):
             if self.schema:
@@ -214,7 +219,7 @@ def _frame(rows: Any) -> pl.DataFrame:
 
 def _pieces(part: Part, schema: Schema | None) -> Iterator[pl.DataFrame | np.ndarray]:
     """Rows of the columns that matter, but for empty lines at the end."""
-    types = {name: kind for name, kind in part.types.items() if schema or name[:1] == "x"}
+    types: Types = {name: kind for name, kind in part.types.items() if schema or name[:1] == "x"}
     if schema:
         # A number that is read as text is checked row by row.
         number = {name: pl.Float64() if kind.is_numeric() else pl.String() for name, kind in types.items()}
@@ -274,7 +279,7 @@ def model_of(run: Path | str, client: str | None = None, which: Which | None = N
     `pfedme personalize`), else its personal one, else the shared one.
     """
     folder = Folder(Path(run))
-    has = {"recommended": folder.offered.exists(), "personal": False, "global": False}
+    has: dict[Which, bool] = {"recommended": folder.offered.exists(), "personal": False, "global": False}
     tensors, about = {}, {}
     if folder.model.exists():
         tensors, about = read_models(folder.model)
@@ -283,10 +288,11 @@ def model_of(run: Path | str, client: str | None = None, which: Which | None = N
         folder.read()
         raise InputError(f"The run in {run} has not finished; 'pfedme resume {run}' goes on with it.")
     choices: list[Which] = ["recommended", "personal", "global"] if client is not None else ["global"]
-    which = which or next((kind for kind in choices if has[kind]), "global")
+    there: list[Which] = [which] if which else [kind for kind in choices if has[kind]]
+    which = there[0] if there else "global"
     if not has[which]:
-        there = ", ".join(kind for kind in has if has[kind])
-        raise InputError(f"{run} has no {which} model, only: {there}; clients' own need --client.")
+        others = ", ".join(kind for kind in has if has[kind])
+        raise InputError(f"{run} has no {which} model, only: {others}; clients' own need --client.")
     if which == "recommended":
         tensors, about = read_models(folder.offered)
     flat = tensors.get("w") if which == "global" else tensors["theta"]
