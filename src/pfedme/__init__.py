@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from pfedme.predictor import Predictor, load, model_of
 
 __all__ = [
-    "Alone", "FedAvg", "FedAvgFT", "InputError", "PFedMe", "PerFedAvg", "Predictor", "RunError", "Table", "load",
-    "model_of", "train",
+    "Alone", "FedAvg", "FedAvgFT", "InputError", "PFedMe", "PerFedAvg", "Predictor", "RunError", "Table",
+    "load", "model_of", "train",
 ]  # fmt: skip
 
 _HOMES = {

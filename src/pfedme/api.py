@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 from pfedme.algorithms import ALGORITHMS, Algorithm
 from pfedme.data import Source, parse_data
 from pfedme.execute import Result, Watch, execute
 from pfedme.models import MODELS, Description
-from pfedme.personalize import Personalize
 from pfedme.run import Run
 from pfedme.spec import parse
 

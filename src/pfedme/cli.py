@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pfedme.run import Run
 
 PERSONALIZE = "auto, or auto:steps=200,...: each client finds its own λ and whether joining pays"
+TRACK = "tensorboard or mlflow, with options after a colon, to follow the run with; several can be given"
 ALGORITHM_NAMES = "pfedme, fedavg, per-fedavg, alone, fedavg-ft"
 
 EXAMPLES = {
@@ -41,7 +42,8 @@ examples:
   pfedme run pfedme --data synthetic --model mlr --rounds 600 --cohort 10 --lam 20 --eta 0.01 --beta 2
   pfedme run per-fedavg --data mnist --model dnn:hidden=100 --alpha 0.02 --eta 0.001 --out runs/per
   pfedme run pfedme --data synthetic --nu 1e-4 --solver nesterov --json > result.json
-  pfedme run pfedme --data patients.csv --client hospital --label outcome""",
+  pfedme run pfedme --data patients.csv --client hospital --label outcome
+  pfedme run pfedme --data synthetic --track tensorboard --track mlflow:experiment=hospitals""",
     "compare": """\
 an option applies to every algorithm that has it; NAME:field=value,... sets one for NAME alone
 
@@ -138,7 +140,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"pfedme: interrupted{how}.", file=sys.stderr)
         return 130
     except KeyboardInterrupt:
-        print("pfedme: interrupted before the first round; nothing is lost.", file=sys.stderr)
+        print("pfedme: interrupted; nothing is lost.", file=sys.stderr)
         return 130
     except BrokenPipeError:
         # Whoever read the output has gone; Python must not try to flush it again at exit.
@@ -231,6 +233,8 @@ def _training_parser(
     if records:
         add("--eval-every", type=int, help=(docs if simulated else _plan_docs())["eval_every"])
         add("--force", action="store_true", help="overwrite what the folder holds")
+        if simulated:
+            add("--track", action="append", default=[], metavar="TRACKER", help=TRACK)
     add("--json", action="store_true", help="print the result as JSON on standard output, and nothing else")
     add("--debug", action="store_true", help="show the traceback of an error")
     group = parser.add_argument_group("hyperparameters")
@@ -365,9 +369,13 @@ def _run(argv: list[str]) -> int:
 
     from pfedme.execute import execute
     from pfedme.terminal import Bar
+    from pfedme.track import parse_trackers
 
+    track = parse_trackers(args.track)
     with Bar(total=run.rounds) as bar:
-        result = execute(run, out, force=args.force, watch=lambda p: bar(run.algorithm.name, 0, p))
+        result = execute(
+            run, out, force=args.force, watch=lambda p: bar(run.algorithm.name, 0, p), track=track
+        )
     return _show_run(result, out, as_json=args.json)
 
 
@@ -387,6 +395,11 @@ def _show_run(result: Result, out: Path, *, as_json: bool) -> int:
         run = Run.from_json(config)
         members = run.personalize is not None
         document |= _offer(out, out, run.personalize, None, members=members, as_json=as_json)
+    if "track" in record:
+        from pfedme.report.html.page import NAME
+        from pfedme.track import keep
+
+        keep(out, out / NAME)
     if as_json:
         print(json.dumps(document))
     return 0
@@ -489,9 +502,11 @@ def _compare(argv: list[str]) -> int:
 
     from pfedme.compare import compare
     from pfedme.terminal import Bar
+    from pfedme.track import parse_trackers
 
+    track = parse_trackers(args.track)
     with Bar(total=sum(run.rounds for run in runs) * args.seeds) as bar:
-        comparison = compare(runs, args.seeds, out, force=args.force, watch=bar)
+        comparison = compare(runs, args.seeds, out, force=args.force, watch=bar, track=track)
     return _show_comparison(comparison, out, as_json=args.json)
 
 
@@ -566,12 +581,14 @@ def _data(argv: list[str]) -> int:
 
     from pfedme.files import atomic_write, refuse_file, writing
     from pfedme.report.describe import describe
-    from pfedme.terminal import print_description
+    from pfedme.terminal import print_description, waiting
 
     if args.out:
         refuse_file(args.out)
-    federation = _source(args).load()
-    description = describe(federation)
+    with waiting(f"reading {args.data}"):
+        federation = _source(args).load()
+    with waiting("describing it"):
+        description = describe(federation)
     if args.out:
         from pfedme.report.spread import labels_figure
 
@@ -715,9 +732,7 @@ def _export(argv: list[str]) -> int:
 
 
 def _predict(argv: list[str]) -> int:
-    parser = _parser(
-        "predict", "Predicts the rows of a table by an exported model; the order is the table's."
-    )
+    parser = _parser("predict", "Predicts the rows of a table, in their order, by an exported model.")
     parser.add_argument("model", metavar="DIR", type=Path, help="the folder of an exported model")
     parser.add_argument("--data", type=Path, required=True, metavar="TABLE", help="CSV, TSV, Parquet or NPZ")
     parser.add_argument(

@@ -16,6 +16,8 @@ from pfedme.report.figures import curves
 from pfedme.report.tables import comparison_csv
 from pfedme.run import Run
 from pfedme.spec import check
+from pfedme.track import Tracking, described, from_json
+from pfedme.trackers import Tracker
 
 PLAN = "compare.json"
 
@@ -46,9 +48,15 @@ class Comparison:
 
 
 def compare(
-    runs: Sequence[Run], seeds: int, out: Path, *, force: bool = False, watch: Watch = lambda *_: None
+    runs: Sequence[Run],
+    seeds: int,
+    out: Path,
+    *,
+    force: bool = False,
+    watch: Watch = lambda *_: None,
+    track: Sequence[Tracker] = (),
 ) -> Comparison:
-    """Carries out each run with `seeds` seeds, in folders of their own below `out`."""
+    """Carries out each run with `seeds` seeds, in folders of their own below `out`; each is tracked alone."""
     plan = out / PLAN
     refuse_file(out)
     if out.exists() and any(out.iterdir()) and not force:
@@ -66,10 +74,19 @@ def compare(
     for run in runs:  # whatever is wrong with a run shows here, before anything is touched
         check(dataclasses.replace(run, seed=run.seed + seeds - 1), "the run")
         run.prepare()
+    tracked = {folder: [tracker.below(folder) for tracker in track] for _, _, folder in jobs}
+    for folder, trackers in tracked.items():
+        Tracking.begin(trackers, out / folder, force=force)
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
         document = [
-            {"label": label, "folder": folder, "config": run.to_json()} for label, run, folder in jobs
+            {
+                "label": label,
+                "folder": folder,
+                "config": run.to_json(),
+                **({"track": described(tracked[folder])} if track else {}),
+            }
+            for label, run, folder in jobs
         ]
         for _, _, folder in jobs:
             (out / folder / "record.json").unlink(missing_ok=True)
@@ -82,8 +99,9 @@ def resume_comparison(out: Path, *, watch: Watch = lambda *_: None) -> Compariso
     jobs = read_plan(out)
     try:
         carry_out_plan(
-            [(job["label"], Run.from_json(job["config"]), out / job["folder"]) for job in jobs], watch
-        )
+            [(job["label"], Run.from_json(job["config"]), out / job["folder"]) for job in jobs], watch,
+            track=[from_json(job.get("track", ())) for job in jobs],
+        )  # fmt: skip
     except Interrupted:
         raise Interrupted(out) from None
     records: dict[str, list[dict[str, Any]]] = {}
@@ -97,9 +115,14 @@ def resume_comparison(out: Path, *, watch: Watch = lambda *_: None) -> Compariso
 
 
 def carry_out_plan(
-    plan: Sequence[tuple[str, Run, Path]], watch: Watch = lambda *_: None, wanted: Wanted = EVERYTHING
+    plan: Sequence[tuple[str, Run, Path]],
+    watch: Watch = lambda *_: None,
+    wanted: Wanted = EVERYTHING,
+    track: Sequence[Sequence[Tracker]] = (),
 ) -> None:
     """Brings the run of each (label, run, folder) to its end, those that can share a program at once.
+
+    `track` has the trackers of each, if any are to follow them.
 
     What a folder already holds is kept. A run that diverges says so in its record, and the others go on.
     """
@@ -113,7 +136,8 @@ def carry_out_plan(
                 watch(label, place, progress)
 
             if not folder.record.exists():
-                executions.append(begin(run, path, force=True, watch=tell, wanted=wanted))
+                trackers = track[place] if track else ()
+                executions.append(begin(run, path, force=True, watch=tell, wanted=wanted, track=trackers))
             elif folder.status() == "running":
                 executions.append(reopen(path, watch=tell, wanted=wanted))
             else:
@@ -139,6 +163,7 @@ def read_plan(out: Path) -> list[dict[str, Any]]:
         jobs = json.loads((out / PLAN).read_text())
         for job in jobs:
             Run.from_json(job["config"])
+            from_json(job.get("track", ()))
             if not (isinstance(job["label"], str) and isinstance(job["folder"], str)):
                 raise TypeError("label and folder must be texts")
         if not jobs:

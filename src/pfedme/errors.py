@@ -6,7 +6,6 @@ import difflib
 from collections.abc import Iterable
 from pathlib import Path
 
-
 MOST_NAMES = 20
 """How many names an error lists."""
 

@@ -17,7 +17,6 @@ from typing import Any, NoReturn
 import jax
 import jax.numpy as jnp
 import numpy as np
-import safetensors
 
 from pfedme import __version__
 from pfedme.algorithms import Algorithm
@@ -32,6 +31,8 @@ from pfedme.personalize import rounds_to_choice, with_own_lambdas
 from pfedme.run import Run
 from pfedme.simulate import MOST_ROUNDS, Evaluation, Simulation, State, advance
 from pfedme.spec import to_json
+from pfedme.track import FILES, Tracking
+from pfedme.trackers import Tracker
 
 CHECKPOINT_EVERY_S = 5.0
 """Seconds between checkpoints: what a killed run loses at most, plus the rounds of one call."""
@@ -68,10 +69,15 @@ class Result:
 
 
 def execute(
-    run: Run, out: Path | None = None, *, force: bool = False, watch: Watch = lambda _: None
+    run: Run,
+    out: Path | None = None,
+    *,
+    force: bool = False,
+    watch: Watch = lambda _: None,
+    track: Sequence[Tracker] = (),
 ) -> Result:
     """Carries out a run from its beginning; with `out`, in a folder that keeps it."""
-    return _alone(begin(run, out, force=force, watch=watch))
+    return _alone(begin(run, out, force=force, watch=watch, track=track))
 
 
 def resume(out: Path, *, watch: Watch = lambda _: None) -> Result:
@@ -106,15 +112,20 @@ def begin(
     force: bool = False,
     watch: Watch = lambda _: None,
     wanted: Wanted = EVERYTHING,
+    track: Sequence[Tracker] = (),
 ) -> Execution:
-    """A run before its first round; with `out`, in a folder that keeps it."""
+    """A run before its first round; with `out`, in a folder that keeps it, which trackers need."""
     folder = Folder(out) if out else None
+    if track and not folder:
+        raise InputError("A run without a folder cannot be tracked; give it one.")
     if folder:
         folder.refuse(force=force)
     run, simulation = run.prepare()
+    tracking = Tracking()
     if folder:
+        tracking = Tracking.begin(track, folder.path, force=force)
         folder.claim()
-    return Execution(run, simulation, folder, watch, wanted)
+    return Execution(run, simulation, folder, watch, wanted, tracking)
 
 
 def reopen(out: Path, *, watch: Watch = lambda _: None, wanted: Wanted = EVERYTHING) -> Execution:
@@ -134,7 +145,11 @@ def reopen(out: Path, *, watch: Watch = lambda _: None, wanted: Wanted = EVERYTH
         run = Run.from_json(record["config"])
     except (KeyError, TypeError) as error:
         raise InputError(f"{folder.record} is damaged: {error}; start the run again.") from None
-    return Execution(*run.prepare(), folder, watch, wanted)
+    try:
+        tracking = Tracking.reopen(record, out)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{folder.record} is damaged: {error}; start the run again.") from None
+    return Execution(*run.prepare(), folder, watch, wanted, tracking)
 
 
 def carry_out(executions: Sequence[Execution], lanes: int = 1) -> list[Result | RunError]:
@@ -176,8 +191,14 @@ def carry_out(executions: Sequence[Execution], lanes: int = 1) -> list[Result | 
         for execution in executions:
             if execution not in outcomes:
                 execution.save(now=True)
+                execution.tracking.end("interrupted", execution.state.t)
         folder = executions[0].folder
         raise Interrupted(folder.path if folder else None) from None
+    except Exception:
+        for execution in executions:
+            if execution not in outcomes:
+                execution.tracking.end("failed", execution.state.t)
+        raise
     return [outcomes[execution] for execution in executions]
 
 
@@ -185,19 +206,25 @@ class Execution:
     """A run under way."""
 
     def __init__(
-        self, run: Run, simulation: Simulation, folder: Folder | None, watch: Watch, wanted: Wanted
+        self,
+        run: Run,
+        simulation: Simulation,
+        folder: Folder | None,
+        watch: Watch,
+        wanted: Wanted,
+        tracking: Tracking,
     ) -> None:
         self.run, self.simulation, self.folder, self.watch = run, simulation, folder, watch
-        self.wanted = wanted
+        self.wanted, self.tracking = wanted, tracking
         self.history: list[dict[str, Any]] = []
         self.timing = {"compile_s": 0.0, "train_s": 0.0, "eval_s": 0.0}
         self.reason: str | None = None
         self.evaluated = simulation.evaluated(run.eval_clients or simulation.federation.clients)
         self.saved = time.monotonic()
-        if folder and folder.checkpoint.exists():
-            self.state = self.restore()
-        else:
-            self.state = simulation.start()
+        begun = folder is not None and folder.checkpoint.exists()
+        self.state = self.restore() if begun else simulation.start()
+        tracking.start(self.record("running"))
+        if tracking.trackers or not begun:
             self.write_record("running")
 
     def course(self) -> Generator[int, tuple[State, bool] | None, Result]:
@@ -232,6 +259,7 @@ class Execution:
             self.diverged("a client's model")
         if keep:
             self.history.append(evaluation.entry())
+            self.tracking.entry(self.history[-1], self.timing)
         self.watch(Progress(state.t, self.run.rounds, self.history[-1]))
         return evaluation, models
 
@@ -248,6 +276,7 @@ class Execution:
         name = self.run.algorithm.name
         self.reason = f"{name} diverged in round {self.state.t}: {what} is no longer finite. {cause}{where}"
         self.write_record("diverged")
+        self.tracking.end("diverged", self.state.t, self.files())
         raise Diverged(self.reason)
 
     def results(self, state: State, evaluation: Evaluation, models: Models) -> Result:
@@ -268,12 +297,17 @@ class Execution:
         record = self.write_record("finished")
         if self.folder:
             self.folder.checkpoint.unlink(missing_ok=True)
+        self.tracking.end("finished", state.t, self.files())
         simulation = self.simulation
         return Result(self.run, record, evaluation, w, theta, simulation.federation, simulation.model)
 
-    def write_record(self, status: str) -> dict[str, Any]:
-        """record.json, which says how far the run has come."""
-        record = {
+    def files(self) -> list[Path]:
+        """What trackers are given."""
+        return [self.folder.path / name for name in FILES] if self.folder else []
+
+    def record(self, status: str) -> dict[str, Any]:
+        """How far the run has come."""
+        return {
             "status": status,
             "reason": self.reason,
             "version": __version__,
@@ -283,7 +317,12 @@ class Execution:
             "timing": {**self.timing, "rounds": self.run.rounds},
             "history": self.history,
             "final": self.history[-1] if status == "finished" else None,
+            **({"track": self.tracking.to_json()} if self.tracking.trackers else {}),
         }
+
+    def write_record(self, status: str) -> dict[str, Any]:
+        """record.json, which says so."""
+        record = self.record(status)
         if self.folder:
             with writing(self.folder.record, self.rescue()):
                 atomic_write(self.folder.record, json.dumps(record, indent=1, allow_nan=False))
@@ -382,9 +421,7 @@ def clients_csv(evaluation: Evaluation, federation: Federation) -> str:
     ]
     for k, i in enumerate(evaluation.clients):
         cells = ["" if c is None or np.isnan(c[k]) else float(c[k]) for c in columns]
-        table.writerow(
-            [federation.name(i), int(federation.n_train[i]), int(federation.n_test[i]), *cells]
-        )
+        table.writerow([federation.name(i), int(federation.n_train[i]), int(federation.n_test[i]), *cells])
     return text.getvalue()
 
 

@@ -16,6 +16,7 @@ from pfedme import __version__
 from pfedme.errors import InputError
 from pfedme.federation import Federation
 from pfedme.files import atomic_write, refuse_file, writing
+from pfedme.metrics import Blocks
 from pfedme.models import Model
 
 LATER = (
@@ -23,6 +24,9 @@ LATER = (
     "newcomers.csv", "newcomers.png", "report.html",
 )  # fmt: skip
 """What is made of a finished run, and so is not true of another one."""
+
+EVENTS = "events.out.tfevents.*"
+"""Names of TensorBoard's event files."""
 
 
 class Folder:
@@ -60,6 +64,8 @@ class Folder:
                 old.unlink(missing_ok=True)
             for name in LATER:
                 (self.path / name).unlink(missing_ok=True)
+            for old in (self.path / "tensorboard").glob(EVENTS):
+                old.unlink()
 
     def read(self) -> dict[str, Any]:
         """The record."""
@@ -108,12 +114,15 @@ class Folder:
 def models_file(
     tensors: dict[str, np.ndarray], model: Model, federation: Federation, who: Sequence[int] | np.ndarray
 ) -> bytes:
-    """The parameters of models, and what is needed to use them; `theta` has a row for each client of `who`."""
+    """Models' parameters and what is needed to use them; `theta` has a row for each client of `who`."""
     about: dict[str, Any] = {
         "version": __version__,
         "model": model.about(),
         "clients": [int(federation.ids[i]) for i in who],
     }
+    if len(who):
+        blocks = Blocks.cut(*(values[list(who)] for values in federation.rows("test")))
+        about["block"] = len(blocks.offset)
     if federation.names:
         about["names"] = [federation.names[i] for i in who]
     if federation.schema:

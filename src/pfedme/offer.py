@@ -219,9 +219,7 @@ def document(found: Personalized, how: Personalize) -> dict[str, Any]:
     }
 
 
-def write(
-    path: Path, found: Personalized, model: Model, federation: Federation, how: Personalize
-) -> None:
+def write(path: Path, found: Personalized, model: Model, federation: Federation, how: Personalize) -> None:
     """personalized.csv, .json, .png and .safetensors in a folder."""
     from pfedme.report.gain import gain_figure
 

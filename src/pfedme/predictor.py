@@ -20,7 +20,7 @@ import safetensors
 import safetensors.numpy
 
 from pfedme import __version__
-from pfedme.data.reading import Part, open_parts, without_blank_end
+from pfedme.data.reading import Part, Types, open_parts, without_blank_end
 from pfedme.data.text import Late
 from pfedme.errors import InputError, unknown
 from pfedme.files import atomic_write, refuse_file, writing
@@ -32,7 +32,7 @@ from pfedme.tree import Params
 FORMAT = 1
 """Of the folder; a version reads its own and the earlier ones."""
 BLOCK = 256
-"""Rows that are predicted at once."""
+"""Rows that are predicted at once, if nothing else is known."""
 
 Which = Literal["recommended", "personal", "global"]
 
@@ -67,13 +67,21 @@ class Predictor:
     theta: Params
     schema: Schema | None = None
     """The columns; None for a model that was trained on rows of numbers."""
+    block: int = BLOCK
+    """Rows that are predicted at once: as many as when the run was evaluated, because the last bits of a
+    product of matrices can depend on it."""
     origin: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Where it comes from: `client`, `which` model it is, the `command` that trained it, as far as known."""
 
     @property
     def labels(self) -> tuple[str, ...]:
         """The classes; none if the model predicts a quantity."""
-        return self.schema.labels if self.schema else tuple(map(str, range(self.model.classes)))
+        return self.schema.labels if self.schema else tuple(map(str, range(self.model.classes or 0)))
+
+    @property
+    def outputs(self) -> int:
+        """Numbers that the model makes of a row."""
+        return max(1, len(self.labels))
 
     def predict(self, rows: Any) -> np.ndarray:
         """The most probable class of each row, as text; of a quantity, the number in its own unit."""
@@ -89,10 +97,10 @@ class Predictor:
         """The model's outputs, float32, a row for each row; errors call the rows `where` and count them."""
         x = self.encoded(rows, where, first_row)
         blocks = [
-            np.asarray(_scores(self.model, self.theta, _padded(x[k : k + BLOCK])))[:, : len(x) - k]
-            for k in range(0, len(x), BLOCK)
+            np.asarray(_scores(self.model, self.theta, _padded(part, self.block)))[:, : len(part)]
+            for part in (x[k : k + self.block] for k in range(0, len(x), self.block))
         ]
-        return np.concatenate([np.zeros((max(1, self.model.classes), 0), np.float32), *blocks], axis=1).T
+        return np.concatenate([np.zeros((self.outputs, 0), np.float32), *blocks], axis=1).T
 
     def named(self, scores: np.ndarray) -> np.ndarray:
         """What `predict` makes of the model's outputs."""
@@ -136,6 +144,7 @@ class Predictor:
             "model": self.model.about(),
             "labels": list(self.labels),
             "schema": self.schema.to_json() if self.schema else None,
+            "block": self.block,
         }
         parameters = safetensors.numpy.save({"theta": np.asarray(self.theta.ravel())})
         with writing(path):
@@ -148,7 +157,7 @@ class Predictor:
 
         Their columns are `prediction` and, for each label, `probability_LABEL`.
         """
-        yield self._frame_of(np.zeros((0, max(1, self.model.classes)), np.float32))
+        yield self._frame_of(np.zeros((0, self.outputs), np.float32))
         names = [column.name for column in self.schema.columns] if self.schema else None
         for k, part in enumerate(open_parts(path, names)):
             if self.schema:
@@ -181,9 +190,9 @@ def _scores(model: Model, theta: Params, x: jax.Array) -> jax.Array:
     return model.scores(theta, x)
 
 
-def _padded(x: np.ndarray) -> np.ndarray:
-    """`x` with rows of zeros until it has BLOCK of them, so that one compiled program does for all."""
-    return np.pad(x, [(0, BLOCK - len(x)), (0, 0)])
+def _padded(x: np.ndarray, rows: int) -> np.ndarray:
+    """`x` with rows of zeros until it has so many, so that one compiled program does for all."""
+    return np.pad(x, [(0, rows - len(x)), (0, 0)])
 
 
 def _softmax(scores: np.ndarray) -> np.ndarray:
@@ -210,7 +219,7 @@ def _frame(rows: Any) -> pl.DataFrame:
 
 def _pieces(part: Part, schema: Schema | None) -> Iterator[pl.DataFrame | np.ndarray]:
     """Rows of the columns that matter, but for empty lines at the end."""
-    types = {name: kind for name, kind in part.types.items() if schema or name[:1] == "x"}
+    types: Types = {name: kind for name, kind in part.types.items() if schema or name[:1] == "x"}
     if schema:
         # A number that is read as text is checked row by row.
         number = {name: pl.Float64() if kind.is_numeric() else pl.String() for name, kind in types.items()}
@@ -249,7 +258,7 @@ def load(path: Path | str) -> Predictor:
         schema = Schema.from_json(about["schema"]) if about["schema"] is not None else None
         flat = safetensors.numpy.load_file(path / "model.safetensors")["theta"]
         origin = {key: about[key] for key in ("client", "which", "command") if key in about}
-        return Predictor(model, _in_layers(model, flat), schema, origin)
+        return Predictor(model, _in_layers(model, flat), schema, int(about["block"]), origin)
     except (OSError, KeyError, TypeError, ValueError, safetensors.SafetensorError) as error:
         raise InputError(f"The model in {path} is damaged ({error}); export it again.") from None
 
@@ -270,7 +279,7 @@ def model_of(run: Path | str, client: str | None = None, which: Which | None = N
     `pfedme personalize`), else its personal one, else the shared one.
     """
     folder = Folder(Path(run))
-    has = {"recommended": folder.offered.exists(), "personal": False, "global": False}
+    has: dict[Which, bool] = {"recommended": folder.offered.exists(), "personal": False, "global": False}
     tensors, about = {}, {}
     if folder.model.exists():
         tensors, about = read_models(folder.model)
@@ -279,10 +288,11 @@ def model_of(run: Path | str, client: str | None = None, which: Which | None = N
         folder.read()
         raise InputError(f"The run in {run} has not finished; 'pfedme resume {run}' goes on with it.")
     choices: list[Which] = ["recommended", "personal", "global"] if client is not None else ["global"]
-    which = which or next((kind for kind in choices if has[kind]), "global")
+    there: list[Which] = [which] if which else [kind for kind in choices if has[kind]]
+    which = there[0] if there else "global"
     if not has[which]:
-        there = ", ".join(kind for kind in has if has[kind])
-        raise InputError(f"{run} has no {which} model, only: {there}; clients' own need --client.")
+        others = ", ".join(kind for kind in has if has[kind])
+        raise InputError(f"{run} has no {which} model, only: {others}; clients' own need --client.")
     if which == "recommended":
         tensors, about = read_models(folder.offered)
     flat = tensors.get("w") if which == "global" else tensors["theta"]
@@ -299,6 +309,7 @@ def model_of(run: Path | str, client: str | None = None, which: Which | None = N
     try:
         model = from_about(about["model"])
         schema = Schema.from_json(about["schema"]) if "schema" in about else None
-        return Predictor(model, _in_layers(model, np.asarray(flat)), schema, origin)
+        theta = _in_layers(model, np.asarray(flat))
+        return Predictor(model, theta, schema, int(about.get("block", BLOCK)), origin)
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"The models in {run} are damaged ({error}); make the run again.") from None

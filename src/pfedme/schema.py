@@ -38,6 +38,14 @@ class Column:
     """Its standard deviation there; 1 for a column that is constant."""
     categories: tuple[str, ...] = ()
     """Of a category, sorted; one feature each."""
+    near: float | None = None
+    """Of a number, what it is counted from in double precision before single precision has to do, lest that
+    lose what makes large numbers different; the mean if not given."""
+
+    @property
+    def zero(self) -> float:
+        """What a number is counted from."""
+        return self.mean if self.near is None else self.near
 
     @property
     def features(self) -> int:
@@ -112,16 +120,30 @@ class Schema:
         with np.errstate(over="ignore", invalid="ignore"):
             for column in self.numbers:
                 # Column by column and in float64, so that little of a large number is lost or copied.
-                away = values[column.name] - column.mean
-                out[:, self.starts[column.name]] = away if column.scale == 1 else away / column.scale
+                out[:, self.starts[column.name]] = values[column.name] - column.zero
+            self.standardise(out)
         if not np.isfinite(out).all():
             self._mend(out, values, place, fitting)
         for column in self.columns:
             if column.kind == "category" and not isinstance(frame, np.ndarray):
-                code = self._codes(column, frame[column.name], place, fitting)
-                known = np.flatnonzero(code >= 0)
-                out[known, self.starts[column.name] + code[known]] = 1
+                self._mark_series(out, column, frame[column.name], place, fitting)
         return out
+
+    def standardise(self, counted: np.ndarray) -> None:
+        """Turns features whose numbers are counted from `Column.zero` into standardised ones, in place."""
+        shift, size = self._shift_and_size
+        if shift.any() or (size != 1).any():
+            # All features at once, because they lie next to each other: 0 and 1 leave categories as they are.
+            counted -= shift
+            counted /= size
+
+    @cached_property
+    def _shift_and_size(self) -> tuple[np.ndarray, np.ndarray]:
+        shift, size = np.zeros(self.features, np.float32), np.ones(self.features, np.float32)
+        for column in self.numbers:
+            at = self.starts[column.name]
+            shift[at], size[at] = column.mean - column.zero, column.scale
+        return shift, size
 
     def _mend(self, out: np.ndarray, values: dict[str, np.ndarray], place: Place, fitting: bool) -> None:
         """Imputes missing numbers, or raises an error for them, and for infinite ones."""
@@ -152,19 +174,27 @@ class Schema:
                 f"{where} has no column {listed(lacking)}; its columns are {listed(names, quote=False)}."
             )
 
-    def _codes(self, column: Column, series: pl.Series, place: Place, fitting: bool) -> np.ndarray:
-        """Which category each value is; −1 for none."""
+    def _mark_series(
+        self, out: np.ndarray, column: Column, series: pl.Series, place: Place, fitting: bool
+    ) -> None:
+        """`mark` for values that are still to be told apart."""
         if not (is_category(series.dtype) or series.dtype.is_integer() or series.dtype == pl.Null):
             raise InputError(
                 f"Column '{column.name}' of {place.where} holds {in_words(series.dtype)}, and should hold "
                 f"categories such as {listed(column.categories)}."
             )
         own = coded(series)
+        if series.dtype == pl.Boolean:
+            # The truth of a table that had its types is true, and may have been True in one that was text.
+            names = {name.lower(): name for name in column.categories}
+            own = Coded(own.code, tuple(names.get(name, name) for name in own.names))
+        self.mark(out, column, own, place, fitting=fitting)
+
+    def mark(self, out: np.ndarray, column: Column, own: Coded, place: Place, *, fitting: bool) -> None:
+        """Sets the features of a column of categories, which are 0 in `out`; `fitting` as in `encode`."""
         if (own.code < 0).any() and not self.impute:
             raise place.missing(column.name, first(own.code < 0))
-        # The truth of a table that had its types is true, and may have been True in one that was text.
-        fold = str.lower if series.dtype == pl.Boolean else str
-        known = {fold(name): k for k, name in enumerate(column.categories)}
+        known = {name: k for k, name in enumerate(column.categories)}
         code = own.mapped([known.get(name, -1) for name in own.names], missing=known.get(MISSING, -1))
         if not fitting and (unknown := (code < 0) & (own.code >= 0)).any():
             row = first(unknown)
@@ -172,7 +202,8 @@ class Schema:
                 f"Column '{column.name}' of {place.at(row)} is '{own.names[own.code[row]]}', a category that "
                 f"the training rows do not have; they have {listed(column.categories)}."
             )
-        return code
+        rows = np.flatnonzero(code >= 0)
+        out[rows, self.starts[column.name] + code[rows]] = 1
 
     def encode_label(self, series: pl.Series, where: str, *, first_row: int = 1) -> np.ndarray:
         """The labels as classes 0, 1, ... (int32), or standardised numbers (float32)."""
@@ -257,16 +288,21 @@ def coded(series: pl.Series) -> Coded:
     Coded(code=array([ 1, -1,  0,  0], dtype=int32), names=('a', 'b'))
     """
     kept = series if series.dtype == pl.Categorical else series.cast(pl.String).cast(pl.Categorical)
-    distinct = kept.drop_nulls().unique()
-    texts = distinct.cast(pl.String).str.strip_chars().to_list()
+    physical = kept.to_physical()
+    size = int(np.asarray(physical.max() or 0)) + 1
+    value = physical.fill_null(size).to_numpy()
+    # The place of each one's last occurrence: polars takes longer to tell them apart.
+    last = np.full(size + 1, -1)
+    last[value] = np.arange(len(value))
+    distinct = np.flatnonzero(last[:size] >= 0)
+    texts = kept[last[distinct]].cast(pl.String).str.strip_chars().to_list()
     if series.dtype.is_float():
         texts = [shortest(text) if is_number(text) else "" for text in texts]
     names = tuple(sorted({text for text in texts if text}))
     place = {name: k for k, name in enumerate(names)}
-    physical = distinct.to_physical().to_numpy()
-    table = np.full(int(physical.max(initial=0)) + 2, -1, np.int32)
-    table[physical] = [place.get(text, -1) for text in texts]
-    return Coded(table[kept.to_physical().fill_null(len(table) - 1).to_numpy()], names)
+    table = np.full(size + 1, -1, np.int32)
+    table[distinct] = [place.get(text, -1) for text in texts]
+    return Coded(table[value], names)
 
 
 def first(mask: np.ndarray) -> int:

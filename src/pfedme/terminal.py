@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     from pfedme.tune import Tuning
 
 
+PATIENCE_S = 2.0
+"""Seconds without a word."""
 LINE_EVERY_S = 2.0
 """Seconds between two lines where there is no terminal."""
 
@@ -207,13 +211,20 @@ class Rounds:
 
 @contextlib.contextmanager
 def waiting(what: str) -> Iterator[Callable[[str], None]]:
-    """A sign of life on standard error, if it is a terminal; what it yields changes the text."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield lambda _: None
-        return
-    with console.status(what) as status:
-        yield status.update
+    """A sign of life on standard error after two seconds; what it yields changes the text on a terminal."""
+    # A copy of it, because what polars says there is held back while a table is read.
+    with os.fdopen(os.dup(2), "w") as said:
+        status = Console(file=said).status(what) if said.isatty() else None
+        start = status.start if status else lambda: print(f"{what} ...", file=said, flush=True)
+        timer = threading.Timer(PATIENCE_S, start)
+        timer.start()
+        try:
+            yield status.update if status else lambda _: None
+        finally:
+            timer.cancel()
+            timer.join()
+            if status:
+                status.stop()
 
 
 def print_offer(found: Personalized, federation: Federation, out: Path) -> None:

@@ -12,7 +12,8 @@ import numpy as np
 import polars as pl
 
 from pfedme.data.layout import Layout
-from pfedme.data.rows import Rows
+from pfedme.data.reading import on_all_cores
+from pfedme.data.rows import Rows, near
 from pfedme.errors import InputError
 from pfedme.schema import MISSING, Coded, Column, Kind, Schema, Task, coded, first, shortest
 
@@ -92,17 +93,16 @@ def combine(sums: Iterable[Sums]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 def sets_of_clients(code: np.ndarray, owner: np.ndarray, clients: int, categories: int) -> np.ndarray:
     """Whether each client (row) has each category (column) in its training rows."""
-    seen = np.zeros((clients, categories), bool)
-    seen[owner[code >= 0], code[code >= 0]] = True
-    return seen
+    seen = np.zeros((clients, categories + 1), bool)
+    seen[owner, code] = True  # the last column for −1, no category
+    return seen[:, :categories]
 
 
 def kind_of_text(rows: Rows, name: str) -> Kind:
     """Whether a column that was read as text holds numbers after all, or categories."""
     column = rows.texts[name]
-    count = np.bincount(column.code + 1, minlength=len(column.names) + 1)[1:]
     drop = f"leave the column out with --drop {shlex.quote(name)}"
-    if not count.sum():
+    if not column.names:
         raise InputError(f"Column '{name}' of {rows.where} is empty; {drop}.")
     texts = pl.Series(column.names, dtype=pl.String)
     if _are_numbers(texts).all():
@@ -113,7 +113,7 @@ def kind_of_text(rows: Rows, name: str) -> Kind:
             f"are numbers; write it as a number, leave it empty and give --impute mean, or {drop}."
         )
     dates = texts.str.contains(DATES).to_numpy()
-    if count[dates].sum() >= NEARLY_ALL * count.sum():
+    if nearly_all(column, dates):
         raise InputError(
             f"Column '{name}' of {rows.where} holds dates such as '{column.names[first(dates)]}'; make "
             f"numbers of them, such as days, or {drop}."
@@ -126,13 +126,20 @@ def kind_of_text(rows: Rows, name: str) -> Kind:
     return "category"
 
 
+def nearly_all(column: Coded, which: np.ndarray) -> bool:
+    """Whether nearly all values are among some of the names."""
+    if not which.any():
+        return False
+    count = np.bincount(column.code + 1, minlength=len(column.names) + 1)[1:]
+    return bool(count[which].sum() >= NEARLY_ALL * count.sum())
+
+
 def misfit(column: Coded) -> int | None:
     """The first row whose text is no number, if nearly all others are, but perhaps for commas in them."""
     texts = pl.Series(column.names, dtype=pl.String)
     number = _are_numbers(texts)
     nearly = number | _are_numbers(texts.str.replace_all(",", "", literal=True))
-    count = np.bincount(column.code + 1, minlength=len(texts) + 1)[1:]
-    if number.all() or count[nearly].sum() < NEARLY_ALL * count.sum():
+    if number.all() or not nearly_all(column, nearly):
         return None
     return first(~np.append(number, True)[column.code])
 
@@ -141,8 +148,10 @@ def _are_numbers(texts: pl.Series) -> np.ndarray:
     return texts.cast(pl.Float64, strict=False).is_not_null().to_numpy()
 
 
-def understand_label(rows: Rows, wanted: Task | None) -> tuple[Task, tuple[str, ...]]:
-    """The task, and the classes of a classification."""
+def understand_label(
+    rows: Rows, wanted: Task | None, *, among_others: bool = False
+) -> tuple[Task, tuple[str, ...]]:
+    """The task, and the classes of a classification; of a client `among_others` one class will do."""
     name, numeric = rows.label.name, rows.label.dtype.is_numeric()
     if numeric:
         value = rows.label.to_numpy()
@@ -160,7 +169,7 @@ def understand_label(rows: Rows, wanted: Task | None) -> tuple[Task, tuple[str, 
                 f"The label '{name}' of {rows.at(row)} is '{distinct[texts.code[row]]}', which is no number; "
                 "correct it, or give --task classification."
             )
-    if len(distinct) == 1:
+    if len(distinct) == 1 and not among_others:
         raise InputError(
             f"Every row of {rows.where} has '{name}' = {distinct[0]}; there is nothing to learn."
         )
@@ -176,36 +185,53 @@ def understand_label(rows: Rows, wanted: Task | None) -> tuple[Task, tuple[str, 
     return "classification", tuple(distinct)
 
 
-def fit(tables: Sequence[Rows], layout: Layout, schema: Schema) -> tuple[np.ndarray, Schema]:
-    """All features in their places, and the schema with its columns, made from training rows."""
+class Gathered(NamedTuple):
+    """A table's features before they are standardised, and what its clients tell of them."""
+
+    x: np.ndarray
+    numbers: list[Column]
+    """Columns of numbers, the first features, counted from their means so far."""
+    sums: list[Sums]
+    categories: list[Column]
+
+
+def gather(tables: Sequence[Rows], layout: Layout, schema: Schema) -> Gathered:
+    """All features in their places, and the sums and sets of training rows."""
     rows = tables[0]
     kinds: dict[str, Kind] = {name: kind_of_text(rows, name) for name in rows.texts}
-    numbers = [*rows.numbers, *(name for name, kind in kinds.items() if kind == "number")]
+    late = [near(name, np.array(rows.texts[name].names, float)) for name, k in kinds.items() if k == "number"]
+    numbers = [*rows.standard.columns, *late]
     categories = [_category(rows, name, layout, schema) for name, kind in kinds.items() if kind == "category"]
-    # Numbers are stored from where the first rows are, lest float32 lose what makes them different.
-    near = rows.near(numbers)
-    shifted = [Column(name, "number", mean) for name, mean in zip(numbers, near, strict=True)]
-    x = layout.filled(tables, dataclasses.replace(schema, columns=(*shifted, *categories)), fitting=True)
-    count, mean, scale = combine(told_by_clients(x[:, : len(numbers)], layout.start, layout.n_train))
+    x = layout.filled(tables, dataclasses.replace(schema, columns=(*numbers, *categories)), fitting=True)
+    sums = list(told_by_clients(x[:, : len(numbers)], layout.start, layout.n_train))
+    return Gathered(x, numbers, sums, categories)
+
+
+def fit(tables: Sequence[Rows], layout: Layout, schema: Schema) -> tuple[np.ndarray, Schema]:
+    """All features in their places, and the schema with its columns, made from training rows."""
+    x, shifted, sums, categories = gather(tables, layout, schema)
+    rows = tables[0]
+    numbers, zero = [column.name for column in shifted], np.array([column.mean for column in shifted])
+    count, mean, scale = combine(sums)
     if len(empty := np.flatnonzero(count == 0)):
         name = numbers[empty[0]]
         raise InputError(
             f"Column '{name}' of {rows.where} has no value in any training row; leave it out with --drop "
             f"{shlex.quote(name)}."
         )
-    # All features at once, because they lie next to each other: 0 and 1 leave the others as they are.
-    shift, size = (np.full(x.shape[1], v, np.float32) for v in (0, 1))
-    shift[: len(numbers)], size[: len(numbers)] = mean, scale
-    step = max(1, BLOCK // x.shape[1])
-    for at in range(0, len(x), step):
+    own = zip(numbers, zero + mean, scale, zero, strict=True)
+    columns = [Column(name, "number", float(m), float(s), near=float(z)) for name, m, s, z in own]
+    schema = dataclasses.replace(schema, columns=(*columns, *categories))
+    step = max(1, 8 * BLOCK // x.shape[1])
+
+    def standardise(at: int) -> None:
         block = x[at : at + step]
-        block -= shift
-        block /= size
+        schema.standardise(block)
         if schema.impute:
             np.nan_to_num(block, copy=False, nan=0.0)
-    own = zip(numbers, near + mean, scale, strict=True)
-    columns = [Column(name, "number", float(m), float(s)) for name, m, s in own]
-    return x, dataclasses.replace(schema, columns=(*columns, *categories))
+
+    on_all_cores(standardise, range(0, len(x), step))
+    return x, schema
 
 
 def fit_label(rows: Rows, layout: Layout, schema: Schema) -> Schema:
@@ -230,3 +256,55 @@ def _category(rows: Rows, name: str, layout: Layout, schema: Schema) -> Column:
     if schema.impute and (code < 0).any():
         names.add(MISSING)
     return Column(name, "category", categories=tuple(sorted(names)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Told:
+    """What a client of a deployed federation tells of its table."""
+
+    label: str
+    task: Task
+    impute: bool
+    numbers: dict[str, Moments]
+    """Columns of numbers, and what their training rows have."""
+    categories: dict[str, tuple[str, ...]]
+    """Columns of categories, and those that occur in training rows."""
+    classes: tuple[str, ...] = ()
+    """The labels that occur, in a classification."""
+    quantity: Moments | None = None
+    """The same of the label as of a column of numbers, in a regression."""
+
+
+class Moments(NamedTuple):
+    """Numbers, summed up."""
+
+    count: float
+    mean: float
+    spread: float
+    """The mean of their squared distances from the mean."""
+
+    @classmethod
+    def of(cls, values: np.ndarray) -> Moments:
+        """Of numbers, NaN where one is missing."""
+        own = values[~np.isnan(values)].astype(np.float64)
+        return cls(len(own), float(own.mean()), float(own.var())) if len(own) else cls(0, 0.0, 0.0)
+
+
+def tell(tables: Sequence[Rows], layout: Layout, schema: Schema) -> Told:
+    """What the only client of a table tells of it."""
+    x, numbers, _, categories = gather(tables, layout, schema)
+    moments = {
+        column.name: Moments.of(x[: layout.n_train[0], k]) for k, column in enumerate(numbers)
+    }  # fmt: skip
+    quantity = None
+    if schema.task == "regression":
+        quantity = Moments.of(tables[0].label.to_numpy()[layout.in_train])
+    return Told(
+        label=schema.label,
+        task=schema.task,
+        impute=schema.impute,
+        numbers={c.name: moments[c.name]._replace(mean=c.mean + moments[c.name].mean) for c in numbers},
+        categories={column.name: column.categories for column in categories},
+        classes=schema.labels,
+        quantity=quantity,
+    )

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import polars as pl
 
-from pfedme.data.rows import Rows
+from pfedme.data.reading import on_all_cores
+from pfedme.data.rows import Piece, Rows
 from pfedme.errors import InputError
 from pfedme.federation import aligned
 from pfedme.hashing import draws, ids_of_names
-from pfedme.schema import MissingValues, Schema, first
+from pfedme.schema import Coded, MissingValues, Place, Schema, first
+
+BLOCK = 2**17
+"""Rows that are arranged at once, about."""
 
 
 class Strata(NamedTuple):
@@ -57,16 +62,45 @@ class Layout:
         x = aligned((height, schema.features), np.float32)
         whole_rows = np.dtype((np.void, x.itemsize * x.shape[1]))  # moved as such, and so much faster
         places_in_x = x.view(whole_rows)[:, 0]
-        numbers = [column.name for column in schema.numbers]
-        categories = [column.name for column in schema.columns if column.kind == "category"]
         for rows, place in zip(tables, self.places, strict=True):
+
+            def put(piece: Piece, rows: Rows = rows, place: np.ndarray = place) -> None:
+                encoded = _encoded(rows, piece, schema, fitting)
+                places_in_x[place[piece.start : piece.start + len(encoded)]] = encoded.view(whole_rows)[:, 0]
+
             try:
-                for start, where, first_row, content in rows.pieces(numbers, categories):
-                    encoded = schema.encode(content, where, first_row=first_row, fitting=fitting)
-                    places_in_x[place[start : start + len(content)]] = encoded.view(whole_rows)[:, 0]
+                on_all_cores(put, rows.pieces())
             except MissingValues:
                 raise rows.missing([column.name for column in schema.columns]) from None
         return x
+
+
+def _encoded(rows: Rows, piece: Piece, schema: Schema, fitting: bool) -> np.ndarray:
+    """The features of some rows, as `Schema.encode` makes them."""
+    start, where, first_row, numbers = piece
+    place, n = Place(where, first_row), len(numbers)
+    out = np.zeros((n, schema.features), np.float32)
+    places = [schema.starts[name] for name in rows.numbers]
+    low, high = min(places, default=0), max(places, default=-1) + 1
+    out[:, slice(low, high) if places == [*range(low, high)] else places] = numbers  # the first is faster
+    for column in schema.columns:
+        if column.name not in rows.texts:
+            continue
+        at = schema.starts[column.name]
+        code, names = rows.texts[column.name]
+        code = code[start : start + n]
+        if column.kind == "category":
+            schema.mark(out, column, Coded(code, names), place, fitting=fitting)
+        else:
+            texts = pl.Series(column.name, [*names, None], dtype=pl.String)[code % (len(names) + 1)]
+            alone = dataclasses.replace(schema, columns=(column,))
+            out[:, at] = alone.encode(texts.to_frame(), where, first_row=first_row, fitting=True)[:, 0]
+    if (missing := np.isnan(out)).any():
+        if not schema.impute:
+            raise MissingValues
+        if not fitting:
+            out[missing] = 0
+    return out
 
 
 def lay_out(tables: Sequence[Rows], strata: Strata | None, train: float, seed: int) -> Layout:
@@ -105,25 +139,43 @@ def arrange(owner: np.ndarray, ids: np.ndarray, strata: Strata | None, seed: int
     far as that is possible. A client's arrangement does not depend on other clients.
     """
     code, salt = strata or (0, np.zeros(1, np.uint32))
-    group = _narrow(owner.astype(np.int64) * len(salt) + code, len(ids) * len(salt))
+    kinds = len(salt)
+    group = _narrow(owner.astype(np.int64) * kinds + code, len(ids) * kinds)
     order = np.argsort(group, kind="stable")
-    group = group[order]
-    edges = np.concatenate([[0], np.flatnonzero(np.diff(group)) + 1, [len(owner)]])
-    size = np.diff(edges)
-    rank = np.arange(len(owner)) - np.repeat(edges[:-1], size)
-    whose, which = np.divmod(group[edges[:-1]].astype(np.int64), len(salt))
-    random = draws(seed, np.repeat(ids[whose] ^ salt[which], size), rank)
-    shuffled = np.lexsort((random.astype(np.uint16), group))
-    order = order[shuffled]
-    if strata is not None:
-        # Row k of the n of a stratum belongs at (k + 1/2)/n of the way; strata that meet there go by chance.
-        chance = (random >> np.uint64(16)).astype(np.uint16) / 2**18 + 3 / 8
-        way = ((rank + chance) / np.repeat(size, size) * 2**16).astype(np.uint16)
-        order = order[np.lexsort((way, _narrow(owner[order], len(ids))))]
-    count = np.bincount(owner, minlength=len(ids))
+    ends = np.cumsum(np.bincount(owner, minlength=len(ids)))
     out = np.empty(len(owner), np.int64)
-    out[order] = np.arange(len(owner)) - np.repeat(np.cumsum(count) - count, count)
+
+    def fill(some: slice) -> None:
+        """Arranges the rows of some clients, at these places of `order`."""
+        rows = order[some]
+        own = group[rows].astype(np.int64)
+        first, whose = own[0] // kinds, own // kinds
+        edges = np.concatenate([[0], np.flatnonzero(np.diff(own)) + 1, [len(rows)]])
+        size, which = np.diff(edges), own[edges[:-1]]
+        rank = np.arange(len(rows)) - np.repeat(edges[:-1], size)
+        random = draws(seed, np.repeat(ids[which // kinds] ^ salt[which % kinds], size), rank)
+        within = whose[-1] - first + 1
+        shuffled = np.lexsort((random.astype(np.uint16), _narrow(own - first * kinds, within * kinds)))
+        if strata is not None:
+            # Row k of a stratum's n belongs at (k + 1/2)/n of the way; strata that meet there go by chance.
+            chance = (random >> np.uint64(16)).astype(np.uint16) / 2**18 + 3 / 8
+            way = ((rank + chance) / np.repeat(size, size) * 2**16).astype(np.uint16)
+            shuffled = shuffled[np.lexsort((way, _narrow(whose - first, within)))]
+        count = np.bincount(whose - first)
+        out[rows[shuffled]] = np.arange(len(rows)) - np.repeat(np.cumsum(count) - count, count)
+
+    on_all_cores(fill, _shares(ends))
     return out
+
+
+def _shares(ends: np.ndarray) -> Iterator[slice]:
+    """All places, whole clients together and few enough of them to be sorted in the processor's cache."""
+    start = 0
+    while start < ends[-1]:
+        far = np.searchsorted(ends, start + BLOCK, "right") - 1
+        end = int(max(ends[max(far, 0)], ends[np.searchsorted(ends, start, "right")]))
+        yield slice(start, end)
+        start = end
 
 
 def _narrow(values: np.ndarray, kinds: int) -> np.ndarray:

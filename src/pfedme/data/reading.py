@@ -7,13 +7,18 @@ import dataclasses
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import polars as pl
 
 from pfedme.errors import InputError
+
+T = TypeVar("T")
 
 SUFFIXES = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".parquet", ".npz")
 """How the names of tables end."""
@@ -25,6 +30,10 @@ HEAD = 1_000
 
 Types = dict[str, pl.DataType]
 """Columns and what they hold, or what they are to be read as."""
+
+
+class Late(Exception):
+    """A column turned out to hold something else than its first rows."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +51,8 @@ class Part:
     """The same, of the first rows alone."""
     shape: tuple[int, ...] = ()
     """Of the image that a row is; () if it is none."""
+    nulls: frozenset[str] = frozenset()
+    """Texts that would count as missing values, had the file not been opened to be read quickly."""
 
     @property
     def where(self) -> str:
@@ -61,6 +72,7 @@ def lazy_part(
     scan: Callable[[Types], pl.LazyFrame],
     explain: Callable[[str], InputError],
     how: pl.QueryOptFlags | None = None,
+    nulls: frozenset[str] = frozenset(),
 ) -> Part:
     """A file that polars can scan; `explain` turns the reason of a failure into an error."""
 
@@ -77,7 +89,7 @@ def lazy_part(
         with explained(explain):
             return scan(types).head(HEAD).collect()
 
-    return Part(path, types, frame, pieces, head)
+    return Part(path, types, frame, pieces, head, nulls=nulls)
 
 
 @contextlib.contextmanager
@@ -116,13 +128,16 @@ def _silent_panics() -> Iterator[None]:
                 os.write(2, said)
 
 
-def open_parts(path: Path, used: Sequence[str] | None, *, whole: bool = False) -> list[Part]:
+def open_parts(
+    path: Path, used: Sequence[str] | None, *, whole: bool = False, quick: bool = False
+) -> list[Part]:
     """The file, or the files of a folder by name.
 
     `used` are the columns that matter, None for all. `whole` looks at all rows of a CSV file to tell what a
-    column holds, rather than at the first.
+    column holds, rather than at the first. `quick` does without words for missing values if the first rows
+    have none: whoever finds one of `Part.nulls` among texts must open the file again.
     """
-    return [_open(file, used, whole=whole) for file in files_of(path)]
+    return [_open(file, used, whole=whole, quick=quick) for file in files_of(path)]
 
 
 def files_of(path: Path) -> list[Path]:
@@ -137,7 +152,7 @@ def files_of(path: Path) -> list[Path]:
     return files
 
 
-def _open(path: Path, used: Sequence[str] | None, *, whole: bool) -> Part:
+def _open(path: Path, used: Sequence[str] | None, *, whole: bool, quick: bool) -> Part:
     from pfedme.data.arrays import open_arrays
     from pfedme.data.text import open_text
 
@@ -150,7 +165,9 @@ def _open(path: Path, used: Sequence[str] | None, *, whole: bool) -> Part:
         raise InputError(f"{shown(path)} is of no known format; the name of a table ends in {_endings()}.")
     if path.suffix.lower() == ".npz":
         return open_arrays(path)
-    return open_parquet(path) if path.suffix.lower() == ".parquet" else open_text(path, used, whole=whole)
+    if path.suffix.lower() == ".parquet":
+        return open_parquet(path)
+    return open_text(path, used, whole=whole, quick=quick)
 
 
 def open_parquet(path: Path) -> Part:
@@ -179,6 +196,19 @@ def without_blank_end(frame: pl.DataFrame) -> pl.DataFrame:
         return frame
     filled = frame.select(pl.any_horizontal(pl.all().is_not_null())).to_series()
     return frame[: frame.height - int(filled.reverse().arg_max() or 0)] if filled.any() else frame[:0]
+
+
+def on_all_cores(work: Callable[[T], None], items: Iterable[T]) -> None:
+    """Work on each item, on so many at a time as there are cores, and few of them waiting."""
+    n = os.cpu_count() or 1
+    with ThreadPoolExecutor(n) as pool:
+        begun = deque[Future[None]]()
+        for item in items:
+            begun.append(pool.submit(work, item))
+            if len(begun) > 2 * n:
+                begun.popleft().result()
+        for future in begun:
+            future.result()
 
 
 def is_table(path: Path) -> bool:

@@ -1,4 +1,4 @@
-"""The rows of a table: whose they are, their labels and texts at once, their numbers in pieces."""
+"""The rows of a table, read once: whose they are, their labels and texts as a whole, numbers in pieces."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import bisect
 import dataclasses
 import itertools
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -14,10 +14,11 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
-from pfedme.data.reading import Part, Types, shown, without_blank_end
+from pfedme.data.reading import Late, Part, Types, on_all_cores, shown, without_blank_end
 from pfedme.errors import InputError
 from pfedme.schema import (
     Coded,
+    Column,
     Place,
     Schema,
     as_numbers,
@@ -31,7 +32,7 @@ from pfedme.schema import (
 
 
 class Piece(NamedTuple):
-    """Some rows that follow each other."""
+    """Some rows of a file that follow each other."""
 
     start: int
     """Place of the first among all rows."""
@@ -39,7 +40,8 @@ class Piece(NamedTuple):
     """The file that they are in."""
     first_row: int
     """The number of the first in the file, counted from 1."""
-    content: pl.DataFrame | np.ndarray
+    numbers: np.ndarray
+    """float32, a column for each column of numbers; NaN where one is missing."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,8 +60,15 @@ class Rows:
     """Whether the label was written in whole numbers."""
     texts: dict[str, Coded]
     """Columns of features that were read as texts."""
-    numbers: list[str]
-    """Columns of features that were read as numbers."""
+    standard: Schema
+    """The columns of features that were read as numbers, and what became of them."""
+    blocks: list[Iterable[np.ndarray]]
+    """These numbers, by file; see `Piece`."""
+
+    @property
+    def numbers(self) -> list[str]:
+        """Columns of features that were read as numbers."""
+        return [column.name for column in self.standard.columns]
 
     @property
     def where(self) -> str:
@@ -81,25 +90,21 @@ class Rows:
         ends = zip(self.parts, self.starts, self.heights, strict=True)
         return np.concatenate([schema.encode_label(self.label[s : s + h], p.where) for p, s, h in ends])
 
-    def near(self, numbers: Sequence[str]) -> np.ndarray:
-        """A value near the first ones of each column of numbers."""
-        head, place = self.parts[0].head(self._types(numbers, [])), Place(self.parts[0].where)
-        columns = head.T if isinstance(head, np.ndarray) else [as_numbers(head[n], place) for n in numbers]
-        finite = (column[np.isfinite(column)] for column in columns)
-        return np.array([np.median(column) if len(column) else 0.0 for column in finite])
+    @cached_property
+    def plan(self) -> Schema:
+        """How the columns of features were read, for another table that is to be read alike."""
+        texts = tuple(Column(name, "category") for name in self.texts)
+        return dataclasses.replace(self.standard, columns=(*self.standard.columns, *texts))
 
-    def _types(self, numbers: Sequence[str], categories: Sequence[str]) -> Types:
-        types: Types = {name: pl.Float64() if name in self.numbers else pl.String() for name in numbers}
-        return types | {name: pl.Categorical() for name in categories}
-
-    def pieces(self, numbers: Sequence[str], categories: Sequence[str]) -> Iterator[Piece]:
-        """All rows of these columns."""
-        types = self._types(numbers, categories)
-        for part, start, height in zip(self.parts, self.starts, self.heights, strict=True):
+    def pieces(self) -> Iterator[Piece]:
+        """All rows, once: numbers that have been told are let go of."""
+        for part, start, height, blocks in zip(
+            self.parts, self.starts, self.heights, self.blocks, strict=True
+        ):
             done = 0
-            for content in part.pieces(types):
-                own, rest = content[: height - done], content[height - done :]
-                if isinstance(rest, pl.DataFrame) and any(rest[n].count() for n in rest.columns):
+            for block in blocks:
+                own, rest = block[: height - done], block[height - done :]
+                if not np.isnan(rest).all():
                     raise InputError(
                         f"Row {height + 1} of {part.where} has no client and no label; fill them in, or "
                         "leave it out."
@@ -131,34 +136,56 @@ class Rows:
         )
 
 
-def read_rows(path: Path, parts: list[Part], client: str | None, label: str, columns: Sequence[str]) -> Rows:
-    """The table's rows, with all that is text read."""
+def read_rows(
+    path: Path,
+    parts: list[Part],
+    client: str | None,
+    label: str,
+    columns: Sequence[str],
+    known: Schema | None,
+    sole: str = "",
+) -> Rows:
+    """The table's rows, with their columns read as a schema says, if one is known; all of them the `sole`
+    client's, if there is one."""
     named = [*([client] if client else []), label]
     kinds = {name: _kind(parts, name, is_feature=name not in named) for name in [*named, *columns]}
+    given = {column.name: column for column in known.columns} if known else {}
+    kinds |= {name: "text" for name, column in given.items() if column.kind == "category"}
+    numbers = [name for name in columns if kinds[name] == "number"]
     types: Types = {client: pl.Categorical()} if client else {}
     types[label] = pl.Float64() if kinds[label] == "number" else pl.Categorical()
     types |= {name: pl.Categorical() for name in columns if kinds[name] == "text"}
-    frames = [without_blank_end(part.frame(types)) for part in parts]
+    own_columns = [given[name] for name in numbers] if known else _near_first(parts[0], numbers)
+    standard = Schema(tuple(own_columns), label, client, "regression", impute=True)
+    read = [_read(part, types, standard) for part in parts]
+    frames, blocks = [frame for frame, _ in read], [own for _, own in read]
     heights = [frame.height for frame in frames]
     frame = pl.concat(frames)
     if not frame.height:
         raise InputError(f"{shown(path)} has no rows, only a header; there is nothing to learn from.")
+    own = dict[str, Coded]()
+    on_all_cores(
+        lambda name: own.update({name: coded(frame[name])}),
+        (name for name, kind in types.items() if kind == pl.Categorical),
+    )
+    nulls = frozenset[str]().union(*(part.nulls for part in parts))
+    if any(not nulls.isdisjoint(column.names) for column in own.values()):
+        raise Late
     if client:
-        owner = coded(frame[client])
+        owner = own[client]
     else:
-        stems = [part.stem for part in parts]
-        names = tuple(sorted(stems))
+        stems = [sole or part.stem for part in parts]
+        names = tuple(sorted(set(stems)))
         owner = Coded(np.repeat(np.array([names.index(s) for s in stems], np.int32), heights), names)
     values, whole = frame[label], not any(part.types[label].is_float() for part in parts)
     if kinds[label] == "text":
-        own = coded(values)
-        if own.names and all(map(is_number, own.names)):
-            values = pl.Series(label, np.array([*map(float, own.names), np.nan])[own.code])
-            whole = all(name.lstrip("+-").isdigit() for name in own.names)
+        code, names = own[label]
+        if names and all(map(is_number, names)):
+            values = pl.Series(label, np.array([*map(float, names), np.nan])[code])
+            whole = all(name.lstrip("+-").isdigit() for name in names)
     values = values.fill_nan(None) if values.dtype == pl.Float64 else values
-    texts = {name: coded(frame[name]) for name in columns if kinds[name] == "text"}
-    numbers = [name for name in columns if kinds[name] == "number"]
-    rows = Rows(path, parts, heights, client, owner, values, whole, texts, numbers)
+    texts = {name: own[name] for name in columns if kinds[name] == "text"}
+    rows = Rows(path, parts, heights, client, owner, values, whole, texts, standard, blocks)
     for what, name, gone in (
         ("client", client, owner.code < 0),
         ("label", label, values.is_null().to_numpy()),
@@ -170,6 +197,59 @@ def read_rows(path: Path, parts: list[Part], client: str | None, label: str, col
                 f"in {rows.at(first(gone))}; fill it in, or leave out the rows that have none."
             )
     return rows
+
+
+def near(name: str, values: np.ndarray) -> Column:
+    """A column of numbers that are counted from these, lest float32 lose what makes them different."""
+    finite = values[np.isfinite(values)]
+    return Column(name, "number", float(np.median(finite)) if len(finite) else 0.0)
+
+
+def _near_first(part: Part, numbers: Sequence[str]) -> list[Column]:
+    """The columns of numbers, counted from those in a file's first rows."""
+    head, place = part.head({name: pl.Float64() for name in numbers}), Place(part.where)
+    columns = head.T if isinstance(head, np.ndarray) else [as_numbers(head[n], place) for n in numbers]
+    return [near(name, column) for name, column in zip(numbers, columns, strict=True)]
+
+
+def _read(part: Part, types: Types, standard: Schema) -> tuple[pl.DataFrame, Iterable[np.ndarray]]:
+    """A file's columns of these types, and its numbers in blocks of rows."""
+    every = types | {column.name: pl.Float64() for column in standard.columns}
+
+    def encode(row: int, content: pl.DataFrame | np.ndarray) -> np.ndarray:
+        return standard.encode(content, part.where, first_row=row, fitting=True)
+
+    if part.path.suffix.lower() == ".npz":  # and so in memory already
+        return part.frame(types), itertools.starmap(encode, _counted(part.pieces(every)))
+    told, kept = [pl.DataFrame(schema=types)], dict[int, np.ndarray]()
+
+    def keep(piece: tuple[int, pl.DataFrame | np.ndarray]) -> None:
+        kept[piece[0]] = encode(*piece)
+
+    def pieces() -> Iterator[tuple[int, pl.DataFrame | np.ndarray]]:
+        for row, content in _counted(part.pieces(every)):
+            assert isinstance(content, pl.DataFrame)
+            told.append(content.select(*types))
+            yield row, content
+
+    on_all_cores(keep, pieces())
+    return without_blank_end(pl.concat(told)), _let_go(kept)
+
+
+def _counted(
+    pieces: Iterable[pl.DataFrame | np.ndarray],
+) -> Iterator[tuple[int, pl.DataFrame | np.ndarray]]:
+    """Pieces of a file, each with the number of its first row, from 1."""
+    row = 1
+    for content in pieces:
+        yield row, content
+        row += len(content)
+
+
+def _let_go(blocks: dict[int, np.ndarray]) -> Iterator[np.ndarray]:
+    """The blocks by their numbers, none of which is kept."""
+    for k in sorted(blocks):
+        yield blocks.pop(k)
 
 
 def _kind(parts: Sequence[Part], name: str, *, is_feature: bool) -> str:

@@ -13,11 +13,10 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from pfedme.data.arrays import has_test, open_arrays
-from pfedme.data.fitting import fit, fit_label, understand_label
-from pfedme.data.layout import Strata, lay_out
-from pfedme.data.reading import Part, files_of, open_parts, shown
+from pfedme.data.fitting import Told, fit, fit_label, tell, understand_label
+from pfedme.data.layout import Layout, Strata, lay_out
+from pfedme.data.reading import Late, Part, files_of, open_parts, shown
 from pfedme.data.rows import Rows, read_rows
-from pfedme.data.text import Late
 from pfedme.errors import InputError
 from pfedme.federation import Federation
 from pfedme.hashing import fingerprint, ids_of_names
@@ -58,6 +57,8 @@ class Table:
     """Share of a client's rows to train on, where there is no table of test rows."""
     seed: Seed = 0
     """Seed of that split."""
+    owner: str = ""
+    """The client that all rows belong to, where it is one of several with tables of their own."""
     fingerprint: str = ""
     """Of the files' content: what makes sure that a run goes on with the data that it began with."""
 
@@ -97,15 +98,7 @@ class Table:
         """The federation; `whole` as in `open_parts`."""
         tables = self._read(schema, whole=whole)
         rows = tables[0]
-        plan = schema
-        if plan is None:
-            task, labels = understand_label(rows, self.task)
-            plan = Schema((), rows.label.name, rows.client_column, task, labels, impute=bool(self.impute))
-        y, strata = list[np.ndarray](), None
-        if plan.task == "classification":
-            y = [table.labels(plan) for table in tables]
-            strata = Strata(y[0], ids_of_names(plan.labels))
-        layout = lay_out(tables, strata, self.train, self.seed)
+        plan, y, layout = self._laid_out(tables, schema)
         if schema is None:
             x, plan = fit(tables, layout, plan)
             plan = fit_label(rows, layout, plan)
@@ -117,28 +110,56 @@ class Table:
             names=rows.client.names, schema=plan, shape=rows.parts[0].shape,
         ).checked()  # fmt: skip
 
+    def _laid_out(self, tables: list[Rows], schema: Schema | None) -> tuple[Schema, list[np.ndarray], Layout]:
+        """The schema as far as it is known, the labels of a classification, and where rows belong."""
+        rows, plan = tables[0], schema
+        if plan is None:
+            task, labels = understand_label(rows, self.task, among_others=bool(self.owner))
+            plan = Schema((), rows.label.name, rows.client_column, task, labels, impute=bool(self.impute))
+        y, strata = list[np.ndarray](), None
+        if plan.task == "classification":
+            y = [table.labels(plan) for table in tables]
+            strata = Strata(y[0], ids_of_names(plan.labels))
+        return plan, y, lay_out(tables, strata, self.train, self.seed)
+
+    def tell(self) -> Told:
+        """What the owner of all rows tells of them, so that a federation can agree on a schema."""
+        for whole in (False, True):
+            try:
+                tables = self._read(None, whole=whole)
+                plan, _, layout = self._laid_out(tables, None)
+                return tell(tables, layout, plan)
+            except Late:
+                if whole:
+                    raise
+        raise AssertionError
+
     def _read(self, schema: Schema | None, *, whole: bool) -> list[Rows]:
-        """The table, and the one of test rows if there is one, with all that is text read."""
+        """The table, and the one of test rows if there is one."""
         path = Path(self.path)
         named = [column.name for column in schema.columns] if schema else list(self.features)
         used = [*named, *filter(None, (self.client, self.label))] if named else None
-        parts = open_parts(path, used, whole=whole)
+        parts = open_parts(path, used, whole=whole, quick=not whole)
         client, label = self._client_and_label(path, parts)
         columns = named if schema else self._columns(parts, client, label)
-        tables = [read_rows(path, parts, client, label, columns)]
+        tables = [read_rows(path, parts, client, label, columns, schema, self.owner)]
+        known = schema or tables[0].plan
         test = self.test and Path(self.test)
         arrays = path.suffix.lower() == ".npz" and has_test(path)
         if test and arrays:
             raise InputError(f"{shown(path)} has test rows of its own, x_test; leave out --test or them.")
         if arrays:
-            tables.append(read_rows(path, [open_arrays(path, "_test")], client, label, columns))
+            tables.append(
+                read_rows(path, [open_arrays(path, "_test")], client, label, columns, known, self.owner)
+            )
         elif test:
-            held = open_parts(test, [*columns, *filter(None, (client, label))], whole=whole)
-            if client is None and not test.is_dir():
+            names = [*columns, *filter(None, (client, label))]
+            held = open_parts(test, names, whole=whole, quick=not whole)
+            if client is None and not test.is_dir() and not self.owner:
                 raise InputError(
                     f"--test {shown(test)} must be a folder with a file for each client, as --data is."
                 )
-            tables.append(read_rows(test, held, client, label, columns))
+            tables.append(read_rows(test, held, client, label, columns, known, self.owner))
         return tables
 
     def _client_and_label(self, path: Path, parts: Sequence[Part]) -> tuple[str | None, str]:
@@ -149,14 +170,14 @@ class Table:
             raise InputError(
                 f"{where} holds arrays, so that --features and --drop mean nothing; leave them out."
             )
-        client = self.client or ("client" if arrays and not path.is_dir() else None)
+        client = self.client or ("client" if arrays and not path.is_dir() and not self.owner else None)
         label = self.label or ("y" if arrays else None)
         columns = listed(names, quote=False)
         if label is None:
             raise InputError(
                 f"What is to be predicted in {where}? Give --label, one of its columns {columns}."
             )
-        if client is None and not path.is_dir():
+        if client is None and not path.is_dir() and not self.owner:
             raise InputError(
                 f"Whose are the rows of {where}? Give --client, one of its columns {columns}, or a folder "
                 "with a file for each client."
@@ -167,7 +188,7 @@ class Table:
         if client == label:
             raise InputError(f"--client and --label are both '{client}'; they must be different columns.")
         stems = [part.stem for part in parts]
-        if client is None and (twice := {stem for stem in stems if stems.count(stem) > 1}):
+        if client is None and not self.owner and (twice := {stem for stem in stems if stems.count(stem) > 1}):
             raise InputError(f"The folder {shown(path)} has two files for the client '{min(twice)}'.")
         return client, label
 

@@ -7,13 +7,14 @@ import contextlib
 import csv
 import gzip
 import io
+import re
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
 import polars as pl
 
-from pfedme.data.reading import Part, Types, explained, lazy_part, read_as, short, shown
+from pfedme.data.reading import Late, Part, Types, explained, lazy_part, read_as, short, shown
 from pfedme.errors import InputError
 from pfedme.schema import is_number
 
@@ -24,14 +25,12 @@ SAMPLE = 10_000
 """Rows by which it is told at first what a column holds."""
 
 
-class Late(Exception):
-    """A column turned out to hold something else than its first rows."""
-
-
-def open_text(path: Path, used: Sequence[str] | None, *, whole: bool = False) -> Part:
+def open_text(path: Path, used: Sequence[str] | None, *, whole: bool = False, quick: bool = False) -> Part:
     """A CSV or TSV file; see `open_parts`."""
-    separator, names = _header(path)
+    start = _start(path)
+    separator, names = _header(path, start)
     names = _checked(names, used, shown(path))
+    quick = quick and not _has_null(start, separator)
 
     def explain(reason: str) -> InputError:
         if "could not parse" in reason and "dtype `str`" not in reason and not whole:
@@ -39,10 +38,12 @@ def open_text(path: Path, used: Sequence[str] | None, *, whole: bool = False) ->
         return _explained(path, separator, len(names), reason)
 
     def scan(types: Types) -> pl.LazyFrame:
+        # To look for these words in every field takes polars as long as all else.
+        nulls = None if quick else NULLS
         # Numbers are read as such, and all else as text, which alone polars checks to be UTF-8.
         every = {name: pl.Float64() if types.get(name) == pl.Float64 else pl.String() for name in names}
         table = pl.scan_csv(
-            path, separator=separator, glob=False, null_values=NULLS, schema=every, has_header=False,
+            path, separator=separator, glob=False, null_values=nulls, schema=every, has_header=False,
             skip_rows=1, raise_if_empty=False,
         )  # fmt: skip
         return table.select(read_as(name, types[name]) for name in types)
@@ -54,13 +55,20 @@ def open_text(path: Path, used: Sequence[str] | None, *, whole: bool = False) ->
         )  # fmt: skip
         types = {name: kind for name, kind in table.collect_schema().items() if name[:1] != "\0"}
     # polars counts the fields of a row only if it reads all columns.
-    return lazy_part(path, types, scan, explain, pl.QueryOptFlags(projection_pushdown=False))
+    how = pl.QueryOptFlags(projection_pushdown=False)
+    return lazy_part(path, types, scan, explain, how, frozenset(NULLS) if quick else frozenset())
 
 
-def _header(path: Path) -> tuple[str, list[str]]:
-    """The separator and the columns' names."""
+def _has_null(start: str, separator: str) -> bool:
+    """Whether a field is one of the words that count as a missing value."""
+    between, words = f"[{re.escape(separator)}\\r\\n]", "|".join(map(re.escape, filter(None, NULLS)))
+    return re.search(f'{between}"?({words})"?({between}|$)', start) is not None
+
+
+def _header(path: Path, start: str) -> tuple[str, list[str]]:
+    """The separator and the columns' names, by the start of the file."""
     where = shown(path)
-    first, second = _first_records(path)
+    first, second = _first_records(start)
     tabs = path.name.lower().removesuffix(".gz").endswith(".tsv")
     found = {s: _fields(first, s) for s in ("\t" if tabs else SEPARATORS)}
     # The separator by which the line below has as many fields as the header; among those, the busiest.
@@ -106,8 +114,8 @@ def _plain(path: Path) -> gzip.GzipFile | io.BufferedReader:
     return gzip.open(path) if packed else open(path, "rb")
 
 
-def _first_records(path: Path) -> tuple[str, str]:
-    """The header and the line below it, as they are."""
+def _start(path: Path) -> str:
+    """The first part of a file, once it is known to be text."""
     where = shown(path)
     try:
         with _plain(path) as file:
@@ -126,7 +134,12 @@ def _first_records(path: Path) -> tuple[str, str]:
         raise InputError(
             f"The lines of {where} end in \\r alone, as on old Macs; save it with \\n line ends."
         )
-    records, lines = [], iter(text.split("\n"))
+    return text
+
+
+def _first_records(start: str) -> tuple[str, str]:
+    """The header and the line below it, as they are."""
+    records, lines = [], iter(start.split("\n"))
     for record in lines:
         while record.count('"') % 2 and (more := next(lines, None)) is not None:
             record += "\n" + more

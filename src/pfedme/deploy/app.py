@@ -92,7 +92,9 @@ class FlowerChannel:
         nodes = list(self.grid.get_node_ids())
         strangers = [node for node in nodes if node not in self.known]
         if strangers and self.trusted is None:
-            for node, reply in self._exchange("query.hello", dict.fromkeys(strangers, Content({}, {})), 30).items():
+            for node, reply in self._exchange(
+                "query.hello", dict.fromkeys(strangers, Content({}, {})), 30
+            ).items():
                 if reply.content is not None:
                     self.known[node] = str(reply.content.words["name"])
         return sorted({self.known[node] for node in nodes if node in self.known})

@@ -77,7 +77,9 @@ class Book:
             "environment": environment(),
             "timing": {"compile_s": 0.0, "train_s": spent, "eval_s": 0.0, "rounds": self.plan.rounds},
             "history": history,
-            "final": (history[-1] if history else {"round": self.plan.rounds}) if status == "finished" else None,
+            "final": (history[-1] if history else {"round": self.plan.rounds})
+            if status == "finished"
+            else None,
         }
         with writing(self.folder.path):
             atomic_write(self.folder.record, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
@@ -121,7 +123,9 @@ class Book:
         model = server.model_for(schema)
         with writing(self.folder.path):
             atomic_write(self.folder.model, models_file({"w": progress.w}, model, nobody, ()))
-            shared = {name: content.words["scores"] for name, content in told.items() if "scores" in content.words}
+            shared = {
+                name: content.words["scores"] for name, content in told.items() if "scores" in content.words
+            }
             if shared:
                 own = [name for name in names if name in shared]
                 evaluation = gathered(progress.t, [shared[name] for name in own], schema.label_scale)

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from pfedme.algorithms import ALGORITHMS
 from pfedme.algorithms.base import Models
 from pfedme.data.table import Table
+from pfedme.deploy.agreement import to_words
 from pfedme.deploy.server import Content
 from pfedme.errors import InputError
 from pfedme.federation import Federation
@@ -25,10 +23,11 @@ from pfedme.predictor import Predictor
 from pfedme.schema import Schema
 from pfedme.simulate import Evaluation, Simulation, State
 from pfedme.spec import build
-from pfedme.tree import Params
 
 MODEL = "model"
 """The folder, in the client's state folder, of the model that it uses."""
+DONE = "done"
+"""The file there that says that the run is over."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +43,7 @@ class Client:
 
     def agree(self) -> Content:
         """What the federation must know of the table to agree on columns, classes and scaling."""
-        return Content(self.table.tell().to_json(), {})
+        return Content(to_words(self.table.tell()), {})
 
     def train(self, asked: Content) -> Content:
         """The client's part of a round; the personal model stays here."""
@@ -62,6 +61,7 @@ class Client:
         evaluation, models = task.simulation.evaluate(task.now)
         if asked.words.get("last"):
             self.keep(task, models)
+            atomic_write(self.state / DONE, f"{task.now.t}\n")
         return Content({"scores": scores_told(evaluation, task.federation)} if self.share_metrics else {}, {})
 
     def keep(self, task: Task, models: Models) -> None:
@@ -105,7 +105,9 @@ def _part(words: dict[str, Any], known: dict[str, Any], what: str) -> Any:
     fields = dict(words)
     name = fields.pop("name")
     if name not in known:
-        raise InputError(f"The server asks for the {what} '{name}', which this version does not know; update it.")
+        raise InputError(
+            f"The server asks for the {what} '{name}', which this version does not know; update it."
+        )
     return build(known[name], fields, f"{what} '{name}'")
 
 
