@@ -71,7 +71,7 @@ class Predictor:
     """Rows that are predicted at once: as many as when the run was evaluated, because the last bits of a
     product of matrices can depend on it."""
     origin: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """Where it comes from: `client`, `which` model it is, the `command` that trained it, as far as known."""
+    """Where it comes from, as far as known: `client`, `which` model it is, its `round`, the `command`."""
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -257,7 +257,7 @@ def load(path: Path | str) -> Predictor:
         model = from_about(about["model"])
         schema = Schema.from_json(about["schema"]) if about["schema"] is not None else None
         flat = safetensors.numpy.load_file(path / "model.safetensors")["theta"]
-        origin = {key: about[key] for key in ("client", "which", "command") if key in about}
+        origin = {key: about[key] for key in ("client", "which", "round", "command") if key in about}
         return Predictor(model, _in_layers(model, flat), schema, int(about["block"]), origin)
     except (OSError, KeyError, TypeError, ValueError, safetensors.SafetensorError) as error:
         raise InputError(f"The model in {path} is damaged ({error}); export it again.") from None

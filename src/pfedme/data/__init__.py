@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
+from pfedme.data.deployed import Deployed
 from pfedme.data.mnist import Mnist
 from pfedme.data.reading import is_table
 from pfedme.data.synthetic import Synthetic
@@ -26,7 +27,7 @@ class Source(Protocol):
 
 
 BUILT_IN: dict[str, type[Source]] = {cls.name: cls for cls in (Synthetic, Mnist)}
-DATA: dict[str, type[Source]] = {**BUILT_IN, Table.name: Table}
+DATA: dict[str, type[Source]] = {**BUILT_IN, Table.name: Table, Deployed.name: Deployed}
 
 
 def parse_data(text: str, options: Mapping[str, Any] | None = None) -> Source:

@@ -278,7 +278,8 @@ class Told:
 class Moments(NamedTuple):
     """Numbers, summed up."""
 
-    count: float
+    values: float
+    """How many there are."""
     mean: float
     spread: float
     """The mean of their squared distances from the mean."""

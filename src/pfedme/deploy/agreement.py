@@ -1,7 +1,7 @@
 """Agreement before training: columns, classes and scaling, from what clients tell of their tables.
 
-A client tells how many training rows it has, the mean and the spread of their numbers, and which categories and
-classes occur. It shows no row; of test rows only the classes are told.
+A client tells how many training rows it has, the mean and the spread of their numbers, and which categories
+and classes occur. It shows no row; of test rows only the classes are told.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def shape(told: Told) -> tuple[Any, ...]:
 
 def _moments(values: Any) -> Moments:
     moments = Moments(*map(float, values))
-    if not (np.isfinite(moments).all() and moments.count >= 0 and moments.spread >= 0):
+    if not (np.isfinite(tuple(moments)).all() and moments.values >= 0 and moments.spread >= 0):
         raise ValueError("numbers that cannot be")
     return moments
 
@@ -80,10 +80,12 @@ class Agreement:
 def agree(said: Mapping[str, Any]) -> Agreement:
     """The agreement of clients that tell these words; those who differ from most others are refused.
 
-    >>> north = Told("sick", "classification", False, {"age": Moments(3, 50.0, 4.0)}, {"sex": ("f",)}, ("no", "yes"))
-    >>> south = Told("sick", "classification", False, {"age": Moments(1, 54.0, 0.0)}, {"sex": ("m",)}, ("no",))
+    >>> kind = {"label": "sick", "task": "classification", "impute": False}
+    >>> ages = Moments(3, 50.0, 4.0), Moments(1, 54.0, 0.0)
+    >>> north = Told(**kind, numbers={"age": ages[0]}, categories={"sex": ("f",)}, classes=("no", "yes"))
+    >>> south = Told(**kind, numbers={"age": ages[1]}, categories={"sex": ("m",)}, classes=("no",))
     >>> found = agree({"north": to_words(north), "south": to_words(south), "west": {}})
-    >>> found.schema.columns[0].mean, found.schema.columns[0].scale ** 2
+    >>> found.schema.columns[0].mean, round(found.schema.columns[0].scale ** 2, 9)
     (51.0, 6.0)
     >>> found.schema.columns[1].categories, found.names, list(found.refused)
     (('f', 'm'), ('north', 'south'), ['west'])
@@ -136,7 +138,7 @@ def _number(name: str, told: list[Moments]) -> Column:
     """A column of numbers from what clients tell of it."""
     count, mean, spread = (np.array(values)[:, None] for values in zip(*told, strict=True))
     # Counted from one of the means, because squares of large numbers lose what makes these different.
-    zero = float(mean[np.argmax(count)])
+    zero = float(mean[np.argmax(count), 0])
     away = mean - zero
     n, own, scale = combine([Sums(count, count * away, count * (spread + away**2))])
     if n[0] == 0:

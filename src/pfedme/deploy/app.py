@@ -79,8 +79,8 @@ client.evaluate()(answered(Client.finish))
 class FlowerChannel:
     """The way to the clients through Flower's grid.
 
-    Where clients have keys, `names` tells whose node is whose; a client cannot pass for another. Where they have
-    none, each is asked.
+    Where clients have keys, `names` tells whose node is whose, and a client cannot pass for another. Where
+    they have none, each is asked.
     """
 
     def __init__(self, grid: Grid, names: Mapping[int, str] | None) -> None:
@@ -127,13 +127,15 @@ class FlowerChannel:
             Message(content=packed(content), message_type=kind, dst_node_id=node, ttl=deadline)
             for node, content in contents.items()
         ]
-        waiting = {id for id in self.grid.push_messages(messages) if id}
+        # By the message that it answers: what Flower itself answers, for a client that has gone, has no node.
+        asked = {id: node for id, node in zip(self.grid.push_messages(messages), contents, strict=True) if id}
+        waiting = set(asked)
         replies: dict[int, Reply] = {}
         until, done = time.monotonic() + deadline, False
         while waiting and not done and time.monotonic() < until:
             for message in self.grid.pull_messages(list(waiting)):
                 waiting.discard(message.metadata.reply_to_message_id)
-                node = message.metadata.src_node_id
+                node = asked[message.metadata.reply_to_message_id]
                 replies[node] = read_reply(message)
                 done |= enough(node)
             if waiting and not done:

@@ -139,6 +139,13 @@ class Book:
                 atomic_write(self.folder.curves, curves({self.plan.algorithm.name: [history]}))
         self.write_record("finished", progress)
         self.folder.checkpoint.unlink(missing_ok=True)
+        self.report()
+
+    def report(self) -> None:
+        """Writes the page that tells of the run."""
+        from pfedme.report.html.page import NAME, report
+
+        report([self.folder.path], self.folder.path / NAME, force=True)
 
 
 PLAN_NUMBERS = [f for f in dataclasses.fields(Plan) if f.name not in ("algorithm", "model")]
@@ -190,6 +197,7 @@ def carry_out(server: Server, book: Book, *, resume: bool) -> None:
         status = "stopped" if isinstance(error, Stopped) else "failed"
         book.tell(f"Stopped: {error}")
         book.write_record(status, progress, str(error))
+        book.report()
         raise
 
 

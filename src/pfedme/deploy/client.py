@@ -15,7 +15,7 @@ from pfedme.data.table import Table
 from pfedme.deploy.agreement import to_words
 from pfedme.deploy.server import Content
 from pfedme.errors import InputError
-from pfedme.federation import Federation
+from pfedme.federation import Federation, Part
 from pfedme.files import atomic_write, writing
 from pfedme.metrics import Scores
 from pfedme.models import MODELS
@@ -70,7 +70,7 @@ class Client:
         theta = models.personal if models.personal is not None else models.local
         assert theta is not None
         origin = {"client": self.table.owner, "which": which, "round": task.now.t}
-        predictor = Predictor(task.simulation.model, theta[0], task.schema, origin)
+        predictor = Predictor(task.simulation.model, theta[0], task.schema, origin=origin)
         with writing(self.state):
             self.state.mkdir(parents=True, exist_ok=True)
         predictor.save(self.state / MODEL, force=True)
@@ -112,22 +112,27 @@ def _part(words: dict[str, Any], known: dict[str, Any], what: str) -> Any:
 
 
 def scores_told(evaluation: Evaluation, federation: Federation) -> dict[str, Any]:
-    """Counts and sums over a client's rows, from which the server makes the record: for each model and part
-    `right`, `loss` and `rows`, and in a regression the `spread` of the labels."""
-    parts = {"test": evaluation.test, "train": evaluation.train}
+    """Counts and sums over a client's rows, from which the server makes the record.
+
+    For each model and part: `loss`, `rows` and how many are `right`; in a regression `mean` and `spread` of
+    the labels instead.
+    """
+    parts: dict[Part, dict[str, Scores]] = {"test": evaluation.test, "train": evaluation.train}
     return {
         "n_train": int(federation.n_train[0]),
         "n_test": int(federation.n_test[0]),
         "info": {name: float(values[0]) for name, values in evaluation.info.items()},
         **{
-            part: {kind: _sums(scores) for kind, scores in of.items()}
+            part: {kind: _sums(scores, federation, part) for kind, scores in of.items()}
             for part, of in parts.items()
         },
     }  # fmt: skip
 
 
-def _sums(scores: Scores) -> dict[str, Any]:
+def _sums(scores: Scores, federation: Federation, part: Part) -> dict[str, Any]:
     told: dict[str, Any] = {"loss": float(scores.loss[0]), "rows": int(scores.count[0])}
     if scores.spread is None:
         return told | {"right": int(scores.correct[0])}
-    return told | {"spread": float(scores.spread.own[0])}
+    start, count = (values[0] for values in federation.rows(part))
+    labels = federation.y[start : start + count]
+    return told | {"spread": float(scores.spread.own[0]), "mean": float(labels.mean()) if count else 0.0}

@@ -24,12 +24,12 @@ from pfedme.spec import Count, Index, Positive, Seed, check, to_json
 from pfedme.tree import Params
 
 Kind = Literal["agree", "train", "finish", "refuse"]
-"""What a client is asked for: what its table is like; its part of a round; the models that it keeps in the end.
-`refuse` tells it that it cannot take part."""
+"""What a client is asked for: what its table is like; its part of a round; the models that it keeps in the
+end. `refuse` tells it that it cannot take part."""
 
 Outcome = Literal["counted", "dropped", "failed", "late", "absent"]
-"""What became of a client's part of a round. `dropped`: it came, and was not fit to be counted. `failed`: an error
-came instead. `late`: nothing came before the deadline. `absent`: the client was not connected."""
+"""What became of a client's part of a round. `dropped`: it came, and was not fit to be counted. `failed`: an
+error came instead. `late`: nothing came before the deadline. `absent`: the client was not connected."""
 
 
 class Content(NamedTuple):
@@ -236,8 +236,8 @@ class Server:
                 + ("it is repeated." if attempt < self.plan.tries else "that was the last try.")
             )
         raise Stopped(
-            f"Round {progress.t} had too few good replies {self.plan.tries} times; its clients must come back "
-            "before the run goes on.",
+            f"Round {progress.t} had too few good replies {self.plan.tries} times; its clients must come "
+            "back before the run goes on."
         )
 
     def _await(self, cohort: Sequence[str], least: int) -> None:

@@ -1,0 +1,353 @@
+"""Both sides of a deployed federation, with no network between them: the same numbers as in a simulation, and
+what becomes of clients that fail."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+from laws import compiling
+
+from pfedme.algorithms import Algorithm, Alone, FedAvg, FedAvgFT, PerFedAvg, PFedMe
+from pfedme.data.table import Table
+from pfedme.deploy.book import Book, carry_out
+from pfedme.deploy.client import Client
+from pfedme.deploy.server import Channel, Content, Kind, Plan, Reply, Server, Stopped
+from pfedme.errors import InputError
+from pfedme.execute import execute
+from pfedme.models import DNN, MLR
+from pfedme.predictor import load, model_of
+from pfedme.run import Run
+
+NAMES = ("east", "north", "south", "süd-west", "west")
+
+
+@pytest.fixture(autouse=True)
+def quickly_compiled():
+    """Few rounds are worth no optimised program."""
+    with compiling(optimised=False):
+        yield
+
+
+def owners(folder: Path, *, quantity: bool = False, clients: int = 5) -> Path:
+    """A folder with a file for each client; they have rows, means and categories of their own."""
+    rng = np.random.default_rng(3)
+    (folder / "tables").mkdir()
+    for k, name in enumerate(NAMES[:clients]):
+        n = 40  # the same for all, so that they share compiled programs
+        age, dose = rng.normal(50 + 5 * k, 10, n), rng.normal(1e6, 3, n)
+        ward = rng.choice(["a", "b", "c"][: 2 + k % 2], n)
+        risk = (age - 55) / 10 + (ward == "a") - (dose - 1e6) / 3 + rng.normal(size=n)
+        label = 7 + 0.5 * risk if quantity else np.where(risk > 0, "yes", "no")
+        frame = pl.DataFrame({"age": age, "ward": ward, "dose": dose, "sick": label})
+        frame.write_csv(folder / "tables" / f"{name.replace('/', '-')}.csv")
+    return folder / "tables"
+
+
+class Room(Channel):
+    """Clients in the same room as the server."""
+
+    def __init__(self, tables: Path, state: Path, *, share: bool = True) -> None:
+        self.clients = {
+            file.stem: Client(
+                Table(path=str(file), label="sick", owner=file.stem), state / file.stem, share_metrics=share
+            )
+            for file in sorted(tables.glob("*.csv"))
+        }
+        self.gone: set[str] = set()
+        self.tricks: dict[str, Callable[[Content], Content | None]] = {}
+        """What some clients make of what they should upload; None if they hang."""
+        self.sent: list[tuple[str, str, Content]] = []
+
+    def present(self) -> list[str]:
+        return [name for name in self.clients if name not in self.gone]
+
+    def work(self, client: Client, kind: Kind) -> Callable[[Content], Content]:
+        return {"train": client.train, "finish": client.finish}.get(kind, client.refused)
+
+    def ask(
+        self, kind: Kind, contents: Mapping[str, Content], deadline: float, enough: Callable[[str], bool]
+    ) -> dict[str, Reply]:
+        replies = {}
+        for name, content in contents.items():
+            own = self.clients[name]
+            # Through text, as on a wire.
+            asked = Content(json.loads(json.dumps(content.words)), content.arrays)
+            try:
+                answer = own.agree() if kind == "agree" else self.work(own, kind)(asked)
+            except InputError as error:
+                replies[name] = Reply(None, str(error))
+                continue
+            if kind == "train" and name in self.tricks:
+                answer = self.tricks[name](answer)
+            if answer is not None:
+                told = Content(json.loads(json.dumps(answer.words)), answer.arrays)
+                self.sent.append((kind, name, told))
+                replies[name] = Reply(told)
+        return replies
+
+
+def deployed(tmp_path: Path, plan: Plan, room: Room, *, resume: bool = False, name: str = "deployed") -> Path:
+    """The folder of a run of the plan with the clients of a room."""
+    out = tmp_path / name
+    out.mkdir(exist_ok=True)
+    book = Book(plan, out, "pfedme server")
+    carry_out(Server(plan, room, book.tell), book, resume=resume)
+    return out
+
+
+def ledger(out: Path) -> list[dict[str, str]]:
+    """The lines of the ledger."""
+    with (out / "ledger.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def w_of(out: Path) -> np.ndarray:
+    """The shared model of a run."""
+    return np.asarray(model_of(out).theta.ravel())
+
+
+QUICK = {"eta": 0.05, "R": 3, "B": 8}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "quantity"),
+    [
+        (PFedMe(lam=5.0, K=3, **QUICK), False),
+        (PFedMe(lam=5.0, K=3, **QUICK), True),
+        (FedAvg(**QUICK, aggregation="samples"), False),
+        (PerFedAvg(eta=0.05, R=3, B=8, alpha=0.02), False),
+        (FedAvgFT(F=5, **QUICK), True),
+    ],
+    ids=lambda value: getattr(value, "name", "quantity" if value else "classes"),
+)
+def test_a_deployed_run_is_the_simulated_one(algorithm: Algorithm, quantity: bool, tmp_path: Path):
+    tables = owners(tmp_path, quantity=quantity)
+    room = Room(tables, tmp_path / "state")
+    plan = Plan(
+        algorithm=algorithm, model=DNN(hidden=(4,)), rounds=4, cohort=3, seed=5, min_clients=5, eval_every=2
+    )
+    out = deployed(tmp_path, plan, room)
+    run = Run(
+        algorithm=algorithm, data=Table(path=str(tables), label="sick"), model=DNN(hidden=(4,)), rounds=4,
+        cohort=3, seed=5, eval_every=2,
+    )  # fmt: skip
+    simulated = execute(run, tmp_path / "simulated")
+    w = np.asarray(simulated.w)
+    np.testing.assert_allclose(w_of(out), w, rtol=1e-5, atol=1e-5 * np.abs(w).max())
+    assert simulated.federation.names == tuple(room.clients)
+    for name in room.clients:
+        mine = load(tmp_path / "state" / name / "model")
+        if simulated.theta is not None:
+            theta = np.asarray(model_of(tmp_path / "simulated", client=name).theta.ravel())
+            np.testing.assert_allclose(mine.theta.ravel(), theta, rtol=1e-5, atol=1e-5 * np.abs(theta).max())
+            assert mine.origin["which"] == "personal"
+    record = json.loads((out / "record.json").read_text())
+    assert [entry["round"] for entry in record["history"]] == [0, 2, 4]
+    for kind in ("global", "local", "personal"):
+        for mine, theirs in zip(record["history"], simulated.record["history"], strict=True):
+            assert (kind in mine) == (kind in theirs)
+            for key, value in theirs.get(kind, {}).items():
+                same = value if value is None else pytest.approx(value, rel=1e-4)
+                assert mine[kind][key] == same, (kind, key)
+    assert (out / "clients.csv").read_text().count("\n") == 6
+
+
+def test_what_the_room_is_asked_for_is_what_a_simulation_draws(tmp_path: Path):
+    room = Room(owners(tmp_path), tmp_path / "state")
+    plan = Plan(algorithm=FedAvg(**QUICK), model=MLR(), rounds=3, cohort=2, seed=1, min_clients=5)
+    out = deployed(tmp_path, plan, room)
+    run = Run(algorithm=FedAvg(**QUICK), data=Table(path=str(tmp_path / "tables"), label="sick"), model=MLR(),
+              rounds=3, cohort=2, seed=1)  # fmt: skip
+    simulation = run.prepare()[1]
+    for t in range(3):
+        mine = {line["client"] for line in ledger(out) if line["round"] == str(t)}
+        assert mine == {simulation.federation.name(i) for i in simulation.cohort_of(t)}
+
+
+@pytest.mark.parametrize("share", [False, True])
+def test_nothing_but_what_is_listed_leaves_a_client(share: bool, tmp_path: Path):
+    room = Room(owners(tmp_path), tmp_path / "state", share=share)
+    plan = Plan(algorithm=PFedMe(**QUICK), model=MLR(), rounds=2, min_clients=5)
+    deployed(tmp_path, plan, room)
+    size = w_of(tmp_path / "deployed").size
+    for kind, _, content in room.sent:
+        if kind == "train":
+            assert content.words == {}
+            assert {name: a.shape for name, a in content.arrays.items()} == {"w": (size,)}
+        elif kind == "agree":
+            assert set(content.words) == {
+                "label", "task", "impute", "numbers", "categories", "classes", "quantity",
+            }  # fmt: skip
+            assert all(len(values) == 3 for values in content.words["numbers"].values())
+            assert content.arrays == {}
+        else:
+            assert set(content.words) == ({"scores"} if share else set())
+            assert content.arrays == {}
+    weighted = dataclasses.replace(plan, algorithm=PFedMe(**QUICK, aggregation="samples"))
+    room.sent.clear()
+    deployed(tmp_path, weighted, room, name="weighted")
+    assert {tuple(content.words) for kind, _, content in room.sent if kind == "train"} == {("rows",)}
+
+
+def scaled(factor: float) -> Callable[[Content], Content]:
+    """An upload that is multiplied."""
+    return lambda content: Content(content.words, {"w": (factor * content.arrays["w"]).astype(np.float32)})
+
+
+@pytest.mark.parametrize(
+    ("trick", "outcome", "reason"),
+    [
+        (scaled(float("nan")), "dropped", "not finite"),
+        (scaled(1e6), "dropped", "far beyond the usual"),
+        (lambda c: Content(c.words, {"w": c.arrays["w"][1:]}), "dropped", "of shape"),
+        (lambda c: Content(c.words, {"w": c.arrays["w"].astype(np.float64)}), "dropped", "float64"),
+        (lambda c: Content(c.words, {}), "dropped", "no model in it"),
+        (lambda c: None, "late", "no reply within"),
+    ],
+)
+def test_a_bad_upload_is_dropped_and_the_others_go_on(
+    trick: Callable[[Content], Content | None], outcome: str, reason: str, tmp_path: Path
+):
+    room = Room(owners(tmp_path), tmp_path / "state")
+    room.tricks["north"] = trick
+    plan = Plan(algorithm=FedAvg(**QUICK), model=MLR(), rounds=2, min_clients=5)
+    out = deployed(tmp_path, plan, room)
+    lines = [line for line in ledger(out) if line["client"] == "north"]
+    assert [line["outcome"] for line in lines] == [outcome] * 2
+    assert reason in lines[0]["reason"]
+    assert f"north {outcome}" in (out / "server.log").read_text()
+    assert np.isfinite(w_of(out)).all()
+    counted = [line for line in ledger(out) if line["outcome"] == "counted"]
+    assert len(counted) == 8
+
+
+def test_the_ledger_tells_what_each_client_did_to_the_step(tmp_path: Path):
+    room = Room(owners(tmp_path), tmp_path / "state")
+    plan = Plan(algorithm=FedAvg(**QUICK, aggregation="samples"), model=MLR(), rounds=1, min_clients=5)
+    out = deployed(tmp_path, plan, room)
+    uploads = {
+        name: content.arrays["w"].astype(float) for kind, name, content in room.sent if kind == "train"
+    }
+    rows = {line["client"]: int(line["rows"]) for line in ledger(out)}
+    w = Server(plan, room, print).begin().w.astype(float)
+
+    def step(names: list[str]) -> float:
+        total = sum(rows[n] for n in names)
+        return float(np.linalg.norm(sum(rows[n] / total * uploads[n] for n in names) - w))
+
+    for line in ledger(out):
+        others = [name for name in uploads if name != line["client"]]
+        assert float(line["norm"]) == pytest.approx(np.linalg.norm(uploads[line["client"]] - w), rel=1e-4)
+        assert float(line["step"]) == pytest.approx(step(list(uploads)), rel=1e-3)
+        assert float(line["without"]) == pytest.approx(step(others), rel=1e-3)
+
+
+def test_a_round_with_too_few_replies_is_repeated_and_does_not_count(tmp_path: Path):
+    room = Room(owners(tmp_path), tmp_path / "state")
+    plan = Plan(algorithm=PFedMe(**QUICK), model=MLR(), rounds=3, min_clients=5, min_replies=5, tries=3)
+    undisturbed = w_of(deployed(tmp_path, plan, room, name="undisturbed"))
+    times = iter([None, None])
+
+    def twice_nothing(content: Content) -> Content | None:
+        return next(times, content)
+
+    room.tricks["south"] = twice_nothing
+    out = deployed(tmp_path, plan, room)
+    np.testing.assert_array_equal(w_of(out), undisturbed)
+    first = [line for line in ledger(out) if line["round"] == "0"]
+    assert [line["attempt"] for line in first] == ["1"] * 5 + ["2"] * 5 + ["3"] * 5
+    assert {line["outcome"] for line in first[:10]} == {"failed", "late"}
+
+
+def test_a_run_that_stops_goes_on_from_its_last_round(tmp_path: Path):
+    room = Room(owners(tmp_path), tmp_path / "state")
+    plan = Plan(
+        algorithm=PFedMe(**QUICK), model=MLR(), rounds=4, min_clients=5, min_replies=5, tries=2, deadline=0.2
+    )
+    undisturbed = w_of(deployed(tmp_path, plan, room, name="undisturbed"))
+    asked = []
+
+    def gone_after_two(content: Content) -> Content | None:
+        asked.append(content)
+        return content if len(asked) <= 2 else None
+
+    room.tricks["east"] = gone_after_two
+    with pytest.raises(Stopped, match="Round 2 had too few good replies 2 times"):
+        deployed(tmp_path, plan, room)
+    record = json.loads((tmp_path / "deployed" / "record.json").read_text())
+    assert (record["status"], record["deployment"]["round"]) == ("stopped", 2)
+    del room.tricks["east"]
+    out = deployed(tmp_path, plan, room, resume=True)
+    np.testing.assert_array_equal(w_of(out), undisturbed)
+    counted = [line["round"] for line in ledger(out) if line["outcome"] == "counted"]
+    assert counted == [str(t) for t in range(4) for _ in range(5)]
+
+
+def test_clients_that_are_away_are_told_of_and_waited_for(tmp_path: Path):
+    room = Room(owners(tmp_path), tmp_path / "state")
+    room.gone = {"west"}
+    plan = Plan(algorithm=FedAvg(**QUICK), model=MLR(), rounds=1, min_clients=5, wait=0.1)
+    with pytest.raises(Stopped, match="4 of at least 5 clients came"):
+        deployed(tmp_path, plan, room, name="few")
+    room.gone = set()
+    server = Server(plan, room, print)
+    progress = server.begin()
+    room.gone = {"west"}
+    after = server.round(progress)
+    assert {p.client: p.outcome for p in after.ledger}["west"] == "absent"
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda d: d.rename({"age": "years"}), "its table has no column 'age'"),
+        (lambda d: d.with_columns(shoe=pl.lit(1)), "its table has a column 'shoe'"),
+        (
+            lambda d: d.with_columns(ward=pl.lit(3)),
+            "its column 'ward' holds numbers, and that of the others text",
+        ),
+        (lambda d: d.with_columns(age=pl.Series([None, *d["age"][1:]])), "Values are missing"),
+        (lambda d: d.drop("sick"), "has no column 'sick'"),
+    ],
+)
+def test_a_table_that_does_not_fit_is_turned_away(
+    change: Callable[[pl.DataFrame], pl.DataFrame], why: str, tmp_path: Path
+):
+    tables = owners(tmp_path)
+    file = tables / "east.csv"
+    change(pl.read_csv(file)).write_csv(file)
+    room = Room(tables, tmp_path / "state")
+    plan = Plan(algorithm=FedAvg(**QUICK), model=MLR(), rounds=1, min_clients=4)
+    out = deployed(tmp_path, plan, room)
+    assert (
+        f"Refused east: {why}" in (out / "server.log").read_text()
+        or "Refused east" in (out / "server.log").read_text()
+    )
+    assert why in (tmp_path / "state" / "east" / "refused.txt").read_text()
+    assert {line["client"] for line in ledger(out)} == set(room.clients) - {"east"}
+
+
+def test_a_client_with_one_class_takes_part(tmp_path: Path):
+    tables = owners(tmp_path)
+    file = tables / "east.csv"
+    pl.read_csv(file).with_columns(sick=pl.lit("no")).write_csv(file)
+    plan = Plan(algorithm=FedAvg(**QUICK), model=MLR(), rounds=1, min_clients=5)
+    out = deployed(tmp_path, plan, Room(tables, tmp_path / "state"))
+    assert {line["client"] for line in ledger(out) if line["outcome"] == "counted"} >= {"east"}
+
+
+def test_plans_that_make_no_sense_are_refused():
+    for plan, why in (
+        (Plan(algorithm=Alone(), model=MLR()), "no shared model"),
+        (Plan(algorithm=PFedMe(rechoose=3), model=MLR()), "--rechoose"),
+        (Plan(algorithm=PFedMe(), model=MLR(), deadline=0.0), "deadline"),
+    ):
+        with pytest.raises(InputError, match=why):
+            plan.checked()
