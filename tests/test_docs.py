@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import shlex
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -91,6 +93,14 @@ def understood(
     monkeypatch.setattr(Synthetic, "load", stop)
     monkeypatch.setattr(Mnist, "load", stop)
     monkeypatch.setattr(Table, "load", stop)
+    if importlib.util.find_spec("flwr"):
+        from pfedme.deploy import join, keys, serve
+
+        monkeypatch.setattr(serve, "check", stop)
+        monkeypatch.setattr(join, "join", stop)
+        keys.make(tmp_path / "keys", ["localhost"], ["north"])
+        shutil.copytree(tmp_path / "keys/clients/north", tmp_path / "north")
+        (tmp_path / "my.csv").touch()
     # The tables that documents speak of.
     (tmp_path / "hospitals").mkdir()
     for name in ("patients.csv", "held-out.csv", "new-patients.csv", "images.npz", "hospitals/north.csv",
@@ -106,6 +116,7 @@ def understood(
             status = end.code
         # The folder that a document goes on with is the reader's, so it is missing here.
         goes_on = argv[:1] in (["resume"], ["personalize"], ["report"], ["export"], ["predict"])
+        goes_on |= argv[:2] == ["server", "--resume"]
         said = capsys.readouterr().err
         missing = goes_on and re.search("There is no (folder|run|exported model)", said) is not None
         return status == 0 or missing

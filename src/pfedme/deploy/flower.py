@@ -145,8 +145,9 @@ def supernode(_: Path) -> None:
     """Flower's SuperNode, which runs our app only."""
     from flwr.supernode import start_client_internal as node
     from flwr.supernode.cli import flower_supernode
+    from flwr.supernode.fleet_http_connection import http_request_response as connect
 
-    own, connect = program(), node.http_request_response
+    own = program()
 
     @contextmanager
     def connected(*args: Any) -> Iterator[tuple[Any, ...]]:
@@ -162,7 +163,7 @@ def supernode(_: Path) -> None:
 
             yield id, receive, send, get_run, get_own_fab, *rest
 
-    node.http_request_response = connected
+    node.__dict__["http_request_response"] = connected
     flower_supernode()
 
 

@@ -96,7 +96,7 @@ def _watch(
 ) -> tuple[bool, bool, int | None]:
     """Whether the run is over, once it is or the SuperNode has ended; whether it had connected; the last
     round that the client took part in."""
-    connected = trying = busy = False
+    connected = trying = busy = training = False
     talk = list[str]()
     while True:
         ended = node.status is not None
@@ -110,7 +110,7 @@ def _watch(
                 connected = True
                 say(f"Connected to {client.server} as {client.table.owner}.")
             elif "Receiving: " in line:
-                busy = True
+                busy, training = True, "Receiving: train" in line
             elif any(words in line for words in ("Sent successfully", "Failed to send", "Ignoring")):
                 busy = False
             elif "Connection attempt failed" in line and not trying:
@@ -123,15 +123,16 @@ def _watch(
                 trying = False
             elif line.startswith(MARK):
                 say(line.removeprefix(MARK))
-        # The last word is answered before the SuperNode is stopped.
-        told = ended or not busy
+        # The last word is answered before the SuperNode is stopped, if there is still somebody to answer.
+        told = ended or trying or not busy
         if told and (refused := client.state / REFUSED).exists():
             why = refused.read_text().strip()
             raise InputError(f"The server turned this client away: {why}")
         now = _round(client.state)
         if now is not None and now != last:
             last = now
-            say(f"Round {now}: took part; the model is in {client.state / MODEL}.")
+            if training:
+                say(f"Took part in round {now + 1}.")
         if told and (client.state / DONE).exists():
             return True, connected, last
         if ended:
@@ -171,7 +172,7 @@ def _explain(client: Joining, talk: list[str]) -> None:
 def _round(state: Path) -> int | None:
     """The round of the model that the client has."""
     try:
-        return int(json.loads((state / MODEL / "model.json").read_text())["origin"]["round"])
+        return int(json.loads((state / MODEL / "model.json").read_text())["round"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import httpx
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 from flwr.common.serde import fab_to_proto, user_config_to_proto
-from flwr.proto.control_pb2 import ListRunsRequest, RegisterNodeRequest, StartRunRequest
+from flwr.proto.control_pb2 import ListRunsRequest, RegisterNodeRequest, StartRunRequest, StreamLogsRequest
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.fab import Fab
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
@@ -60,6 +60,11 @@ class Link:
         listed = self._asked(lambda: self.http.ListRuns(ListRunsRequest(run_id=run)))
         status = listed.run_dict[run].status
         return Status(status.status == "finished", status.sub_status == "completed", status.details)
+
+    def words(self, run: int) -> str:
+        """What the server app of a run has put out so far."""
+        request = StreamLogsRequest(run_id=run, after_timestamp=0.0)
+        return self._asked(lambda: next(iter(self.http.StreamLogs(request)))).log_output
 
     def _asked(self, ask: Any) -> Any:
         try:

@@ -172,6 +172,9 @@ def _watch(process: Kept, link: Link, run: int, out: Path, seen: int, screen: Ro
         for line in lines:
             show(screen, line)
         if status.over:
+            if not status.well:
+                with writing(out), process.log.open("a", encoding="utf-8") as log:
+                    log.write(link.words(run))
             return status
         if started and now - here > GONE_S:
             return Status(True, False, f"its process was ended from outside; see {out / FLOWER_LOG}")

@@ -1,0 +1,227 @@
+"""Processes: what is started is gone in the end, however its starter ends; and what commands refuse."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr")
+
+from pfedme.cli import main
+from pfedme.deploy import flower, keys, processes
+from pfedme.deploy.keeper import descendants
+from pfedme.errors import InputError
+
+# A command with a child, one in a session of its own, a deaf one and an orphan; each leaves its number.
+FAMILY = """
+import os, subprocess, sys, time
+here = sys.argv[1]
+sleep = "import time; time.sleep(600)"
+deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(99)"
+orphan = f"import os, subprocess, sys; p = subprocess.Popen([sys.executable, '-c', {sleep!r}]); print(p.pid)"
+children = [
+    subprocess.Popen([sys.executable, "-c", sleep]).pid,
+    subprocess.Popen([sys.executable, "-c", sleep], start_new_session=True).pid,
+]
+stubborn = subprocess.Popen([sys.executable, "-c", deaf], stdout=subprocess.PIPE)
+stubborn.stdout.readline()
+lost = subprocess.Popen([sys.executable, "-c", orphan], stdout=subprocess.PIPE, start_new_session=True)
+for pid in [*children, stubborn.pid, int(lost.stdout.readline()), os.getpid()]:
+    open(f"{here}/{pid}.pid", "w").close()
+open(f"{here}/ready", "w").close()
+time.sleep(600)
+"""
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from pfedme.deploy.processes import Kept
+here = Path(sys.argv[1])
+with Kept([sys.executable, "-c", sys.argv[2], str(here)], here / "log", here):
+    {}
+"""
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; a zombie does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def soon(true: object, within: float = 60.0) -> bool:
+    """Whether something becomes true."""
+    until = time.monotonic() + within
+    assert callable(true)
+    while time.monotonic() < until:
+        if true():
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def held(folder: Path, body: str, *, deaf: bool) -> tuple[subprocess.Popen[bytes], list[int]]:
+    """A process that keeps a family of processes, and their numbers."""
+    family = FAMILY if deaf else FAMILY.replace("SIG_IGN", "SIG_DFL")
+    words = [sys.executable, "-c", HOLDER.format(body), str(folder), family]
+    holder = subprocess.Popen(words, stderr=subprocess.DEVNULL)
+    assert soon((folder / "ready").exists)
+    return holder, [int(path.stem) for path in folder.glob("*.pid")]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="orphans are found on Linux")
+@pytest.mark.parametrize("how", ["kill -9", "SIGTERM", "Ctrl-C", "exception"])
+def test_nothing_is_left_however_the_holder_ends(tmp_path: Path, how: str):
+    body = "time.sleep(1)\n    raise OSError" if how == "exception" else "time.sleep(600)"
+    holder, family = held(tmp_path, body, deaf=how == "kill -9")
+    assert len(family) == 5
+    assert how == "exception" or all(map(alive, family))
+    number = {"kill -9": signal.SIGKILL, "SIGTERM": signal.SIGTERM, "Ctrl-C": signal.SIGINT}.get(how)
+    if number:
+        holder.send_signal(number)
+    holder.wait()
+    assert soon(lambda: not any(map(alive, family)))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the system tells of a parent's death on Linux")
+def test_the_command_does_not_outlive_its_keeper(tmp_path: Path):
+    words = [
+        sys.executable,
+        "-c",
+        f"open({str(tmp_path / 'ready')!r}, 'w').close(); import time; time.sleep(600)",
+    ]
+    with processes.Kept(words, tmp_path / "log", tmp_path) as kept:
+        assert soon((tmp_path / "ready").exists)
+        (command,) = descendants(kept.process.pid)
+        kept.process.kill()
+        assert soon(lambda: not alive(command))
+
+
+def test_a_commands_status_and_words_are_known(tmp_path: Path):
+    words = [sys.executable, "-c", "print('first'); print('half', end=''); raise SystemExit(7)"]
+    with processes.Kept(words, tmp_path / "log", tmp_path) as kept:
+        assert soon(lambda: kept.status is not None)
+        assert kept.status == 7
+        assert kept.news() == ["first"]
+        assert kept.news() == []
+    assert (tmp_path / "log").stat().st_mode & 0o077 == 0
+
+
+def test_flowers_own_home_is_private_and_gone_in_the_end():
+    with processes.private_home() as home:
+        assert home.stat().st_mode & 0o077 == 0
+        assert processes.environment(home)["FLWR_HOME"] == str(home)
+    assert not home.exists()
+
+
+def test_a_taken_port_is_refused():
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        one.listen()
+        port = one.getsockname()[1]
+        with pytest.raises(InputError, match=f"127.0.0.1:{port}: Address already in use"):
+            processes.refuse_taken("127.0.0.1", port)
+    processes.refuse_taken("127.0.0.1", processes.free_port())
+
+
+@pytest.mark.parametrize(
+    "text", ["example.org", ":9092", "x:y", "x:0", "x:70000", "https://x:9092", "::1:9092"]
+)
+def test_what_is_no_address_is_refused(text: str):
+    with pytest.raises(InputError, match="--server"):
+        processes.parse_address(text, "--server")
+
+
+def test_what_went_wrong_with_tls_is_told_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    keys.make(tmp_path / "keys", ["localhost"], ["north"])
+    keys.make(tmp_path / "others", ["localhost"], ["north"])
+    server = keys.server_keys(tmp_path / "keys")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.sslobject_class = flower.Handshake
+    context.load_cert_chain(server.certificate, server.key)
+
+    def turned_away(come: ssl.MemoryBIO, go: ssl.MemoryBIO) -> str:
+        with pytest.raises(ssl.SSLError):
+            context.wrap_bio(come, go, server_side=True).do_handshake()
+        return capsys.readouterr().out
+
+    plain = ssl.MemoryBIO()
+    plain.write(b"GET /health HTTP/1.1\r\n\r\n")
+    assert "without TLS" in turned_away(plain, ssl.MemoryBIO())
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    trusting = ssl.create_default_context(cafile=str(tmp_path / "others/ca.crt"))
+    client = trusting.wrap_bio(to_client, to_server, server_hostname="localhost")
+    at_server = context.wrap_bio(to_server, to_client, server_side=True)
+    with pytest.raises(ssl.SSLWantReadError):
+        client.do_handshake()
+    with pytest.raises(ssl.SSLWantReadError):
+        at_server.do_handshake()
+    with pytest.raises(ssl.SSLCertVerificationError):
+        client.do_handshake()
+    with pytest.raises(ssl.SSLError):
+        at_server.do_handshake()
+    assert "does not trust this server's certificate" in capsys.readouterr().out
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to work in, with a table and keys."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my.csv").write_text("a,b,outcome\n" + "".join(f"{i},{i % 3},{i % 2}\n" for i in range(20)))
+    keys.make(tmp_path / "keys", ["localhost"], ["north"])
+    return tmp_path
+
+
+SERVER = ["server", "--min-clients", "2"]
+CLIENT = ["client", "--server", "127.0.0.1:9", "--data", "my.csv", "--label", "outcome", "--state", "state"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        ([*SERVER, "--algorithm", "pfedmee"], "did you mean 'pfedme'"),
+        ([*SERVER, "--algorithm", "alone"], "trains no shared model"),
+        ([*SERVER, "--algorithm", "fedavg", "--lam", "3"], "--lam is no option of fedavg"),
+        ([*SERVER, "--rechoose", "3"], "--rechoose"),
+        ([*SERVER, "--tries", "0"], "tries of the run must be at least 1"),
+        ([*SERVER, "--deadline", "x"], "invalid float"),
+        ([*SERVER, "--listen", "9092"], "--listen must be HOST:PORT"),
+        ([*SERVER, "--listen", "127.0.0.2:9092"], "not good for 127.0.0.2"),
+        ([*SERVER, "--keys", "nowhere"], "There is no folder"),
+        ([*SERVER, "--insecure", "--keys", "keys"], "leave out one of"),
+        ([*SERVER, "--insecure", "--listen", "0.0.0.0:9092"], "--insecure-network"),
+        ([*SERVER, "--out", "my.csv"], "my.csv is a file"),
+        (["server", "--resume", "nowhere"], "no run of 'pfedme server'"),
+        (["server", "--resume", "nowhere", "--rounds", "3"], "--rounds cannot change"),
+        ([*CLIENT, "--client", "a"], "--client"),
+        ([*CLIENT, "--keys", "keys"], "is missing"),
+        ([*CLIENT, "--keys", "keys/clients/north", "--label", "outcom"], "did you mean 'outcome'"),
+        ([*CLIENT, "--keys", "keys/clients/north", "--data", "no.csv"], "no.csv"),
+        ([*CLIENT, "--insecure", "--server", "example.org:9092"], "--insecure-network"),
+        ([*CLIENT, "--insecure", "--server", "example.org"], "HOST:PORT"),
+        ([*CLIENT, "--insecure", "--name", " "], "no name for a client"),
+    ],
+)
+def test_wrong_arguments_end_at_once_with_a_sentence(
+    here: Path, capsys: pytest.CaptureFixture[str], argv: list[str], said: str
+):
+    before = sorted(os.listdir(here))
+    assert main(argv) == 2
+    assert said in capsys.readouterr().err
+    assert sorted(os.listdir(here)) == before
+
+
+def test_other_machines_may_ask_only_for_what_clients_need():
+    assert flower.is_here("127.0.0.1", "127.0.0.1")
+    assert flower.is_here("::ffff:127.0.0.1", "::")
+    assert not flower.is_here("10.0.0.8", "10.0.0.7")
+    assert not flower.is_here("", "")
