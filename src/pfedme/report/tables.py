@@ -27,10 +27,15 @@ def data_name(data: Mapping[str, Any]) -> str:
 
     >>> data_name({"name": "table", "path": "/home/me/patients.csv", "label": "outcome"})
     "patients.csv ('outcome')"
+    >>> data_name({"name": "deployed", "clients": 5, "label": "outcome"})
+    "a deployed federation of 5 clients ('outcome')"
     """
-    if data["name"] != "table":
-        return data["name"]
-    return Path(data["path"]).name + (f" ('{data['label']}')" if data["label"] else "")
+    label = f" ('{data['label']}')" if data.get("label") else ""
+    if data["name"] == "deployed":
+        clients = data["clients"]
+        many = f" of {clients:,} client{'' if clients == 1 else 's'}" if clients else ""
+        return f"a deployed federation{many}{label}"
+    return f"{Path(data['path']).name}{label}" if data["name"] == "table" else data["name"]
 
 
 def measure(results: Mapping[str, Finals]) -> Measure:

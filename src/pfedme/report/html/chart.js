@@ -120,7 +120,7 @@ function tooltip(host) {
   host.append(box);
   return {
     hide: () => (box.hidden = true),
-    show(x, y, { title, rows }) {
+    show(x, y, { title, rows, note }) {
       box.replaceChildren(
         el("strong", {}, title),
         el(
@@ -135,6 +135,7 @@ function tooltip(host) {
             ),
           ),
         ),
+        ...(note ? [el("p", {}, note)] : []),
       );
       box.hidden = false;
       const room = host.clientWidth - box.offsetWidth;

@@ -13,8 +13,9 @@ from pfedme.algorithms import PFedMe
 from pfedme.cost import bytes_sent, gradients
 from pfedme.report.html import clients
 from pfedme.report.html.groups import Group, estimate, grouped, number, numbers
+from pfedme.report.html.ledger import OUTCOMES, took_part
 from pfedme.report.html.read import Told
-from pfedme.report.html.words import about, headline, title
+from pfedme.report.html.words import UNSHARED, about, headline, title
 from pfedme.report.measure import ACCURACY, R2
 
 POINTS = 200
@@ -49,14 +50,23 @@ def document(runs: Sequence[Told]) -> dict[str, Any]:
                 "seeds": [told.run.seed for told in group.runs],
                 "finished": len(group.finished),
                 "status": group.runs[0].record["status"],
+                "deployed": group.deployed,
                 "kinds": group.kinds,
                 "final": final(group),
                 "curves": curves(group, max(20, min(POINTS, POINTS_IN_ALL // len(groups)))),
                 "clients": clients.listed(table, most) if table else None,
                 "cost": cost(group),
-                "commands": [told.run.command() for told in group.runs],
+                "commands": [command(told) for told in group.runs],
             }
             for group, table in zip(groups, tables, strict=True)
+        ],
+        "unshared": UNSHARED,
+        "outcomes": OUTCOMES,
+        "parts": [
+            {"label": group.one(told), **parts}
+            for group in groups
+            for told in group.runs
+            if told.deployed and (parts := took_part(told))
         ],
         "gains": gains(groups, offers, most),
         "worst": clients.worst(groups, tables),
@@ -76,6 +86,11 @@ def document(runs: Sequence[Told]) -> dict[str, Any]:
         ],
         "environments": environments(groups),
     }
+
+
+def command(told: Told) -> str:
+    """The command that makes a run again; of a deployed one, that which was given."""
+    return str(told.record.get("command") or "") if told.deployed else told.run.command()
 
 
 def final(group: Group) -> dict[str, Any]:
@@ -126,6 +141,9 @@ def cost(group: Group) -> dict[str, Any] | None:
     return {
         **{
             key: number(estimate([told.record["timing"][key] for told in group.finished])[0])
+            # A deployed run's clients compile and evaluate at their own times.
+            if key == "train_s" or not group.deployed
+            else None
             for key in ("compile_s", "train_s", "eval_s")
         },
         "size": size,

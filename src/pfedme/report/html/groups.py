@@ -17,6 +17,9 @@ from pfedme.report.html.read import Told
 from pfedme.report.measure import ACCURACY, Measure, measure_of
 from pfedme.report.tables import KINDS, data_name
 
+SAID = {"running": "unfinished"}
+"""What the page calls a status, where that is another word than the record's."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Group:
@@ -44,8 +47,8 @@ class Group:
 
     @cached_property
     def finals(self) -> list[dict[str, Any]]:
-        """Their last evaluations."""
-        return [told.record["final"] for told in self.finished]
+        """Their last evaluations; a deployed run has none if its clients did not share their scores."""
+        return [told.record["final"] for told in self.finished if set(KINDS) & set(told.record["final"])]
 
     @cached_property
     def histories(self) -> list[list[dict[str, Any]]]:
@@ -57,6 +60,11 @@ class Group:
     def entries(self) -> list[dict[str, Any]]:
         """The last evaluation of each of these."""
         return self.finals or [history[-1] for history in self.histories]
+
+    @property
+    def deployed(self) -> bool:
+        """Whether these runs' clients were elsewhere."""
+        return self.runs[0].deployed
 
     @property
     def kinds(self) -> list[str]:
@@ -88,14 +96,15 @@ def option(told: Told, name: str) -> str:
 
 def problem(told: Told) -> str:
     """The data and the model of a run, and which clients take part."""
-    config = told.record["config"]
-    return json.dumps([config["data"], config["model"], config.get("holdout_clients")], sort_keys=True)
+    config, clients = told.record["config"], told.deployment.get("clients")
+    parts = [config["data"], config["model"], config.get("holdout_clients"), clients]
+    return json.dumps(parts, sort_keys=True)
 
 
 def data_text(told: Told) -> str:
-    """A run's data with its options: `synthetic:rows=60`; of a table its file and what it predicts."""
-    is_table = told.run.data.name == "table"
-    return data_name(told.record["config"]["data"]) if is_table else option(told, "--data")
+    """A run's data with its options: `synthetic:rows=60`; of others what a reader calls them."""
+    named = told.run.data.name in ("table", "deployed")
+    return data_name(told.record["config"]["data"]) if named else option(told, "--data")
 
 
 def place(told: Told) -> tuple[str, str, str]:
@@ -111,7 +120,8 @@ def grouped(runs: Iterable[Told]) -> tuple[list[Group], list[dict[str, str]]]:
     members: dict[str, dict[int, Told]] = {}
     notices = []
     for told in runs:
-        key = json.dumps({k: v for k, v in told.record["config"].items() if k != "seed"}, sort_keys=True)
+        config = {k: v for k, v in told.record["config"].items() if k != "seed"}
+        key = json.dumps([config, told.deployment.get("clients")], sort_keys=True)
         status, seed = told.record["status"], told.run.seed
         about = {"run": f"{told.run.algorithm.name}, seed {seed}", "path": str(told.path)}
         if status != "not begun":
@@ -125,14 +135,29 @@ def grouped(runs: Iterable[Told]) -> tuple[list[Group], list[dict[str, str]]]:
                 continue
         if status == "diverged":
             notices.append({**about, "status": status, "reason": told.record.get("reason") or ""})
+        elif told.deployed and status != "finished":
+            notices.append({**about, "status": SAID.get(status, status), "reason": goes_on(told)})
         elif status != "finished":
             done = told.record["history"][-1]["round"] if told.record["history"] else 0
             how = f"It was evaluated in round {done} of {told.run.rounds} last. " if done else ""
             cure = f"{how}'pfedme resume' goes on with it."
-            said = "unfinished" if status == "running" else status
-            notices.append({**about, "status": said, "reason": cure})
+            notices.append({**about, "status": SAID.get(status, status), "reason": cure})
     lists = [list(by_seed.values()) for by_seed in members.values()]
     return [Group(*label, runs) for label, runs in zip(labels(lists), lists, strict=True)], notices
+
+
+def goes_on(told: Told) -> str:
+    """Why a deployed run has no result, how far it has come, and how it goes on."""
+    counted = {t for t, o in zip(*_outcomes(told), strict=True) if o == "counted"}
+    why = told.record.get("reason") or ""
+    reached = f"{len(counted)} of {told.run.rounds} rounds are done" if counted else "No round is done"
+    first = "Once the cause is gone, " if told.record["status"] == "failed" else ""
+    cure = f"{first}'pfedme server --resume {shlex.quote(str(told.path))}' goes on with it."
+    return " ".join(filter(None, [why, f"{reached}.", cure]))
+
+
+def _outcomes(told: Told) -> tuple[Iterable[Any], Iterable[Any]]:
+    return (told.ledger["round"], told.ledger["outcome"]) if told.ledger else ((), ())
 
 
 def labels(groups: Sequence[Sequence[Told]]) -> list[tuple[str, str]]:
@@ -149,7 +174,12 @@ def labels(groups: Sequence[Sequence[Told]]) -> list[tuple[str, str]]:
         told = ", ".join(f"{k} {own[k]}" for k in own if any(own[k] != other.get(k) for other in like))
         where = "".join(part for part, shown in zip(parts, varied, strict=True) if shown)
         said.append((f"{name}{f' ({told})' if told else ''}{where}", where))
-    return said
+    # Deployed federations with as many clients look alike but for where they are.
+    names = [name for name, _ in said]
+    return [
+        (f"{name}, {runs[0].path.name}" if names.count(name) > 1 else name, where)
+        for (name, where), runs in zip(said, groups, strict=True)
+    ]
 
 
 def _settings(told: Told) -> dict[str, Any]:

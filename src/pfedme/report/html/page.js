@@ -68,8 +68,14 @@ function notices() {
 }
 
 function results() {
-  const tables = [...new Set(groups.map((g) => g.measure))].map((key) => {
-    const own = groups.map((g, k) => k).filter((k) => groups[k].measure === key);
+  // Of a deployed run there may be nothing to show.
+  const shown = groups.filter((g) => !g.deployed || Object.keys(g.final).length);
+  const silent = groups.filter((g) => g.finished && !shown.includes(g));
+  const unshared = silent.map((g) =>
+    el("p", {}, groups.length > 1 ? `${g.label}: ${report.unshared}.` : `${report.unshared}.`),
+  );
+  const tables = [...new Set(shown.map((g) => g.measure))].map((key) => {
+    const own = groups.map((g, k) => k).filter((k) => shown.includes(groups[k]) && groups[k].measure === key);
     const rivals = (g) => own.map((k) => groups[k]).filter((o) => o.problem === g.problem);
     const isBest = (g, pick) =>
       rivals(g).length > 1 && pick(g) === Math.max(...rivals(g).map((o) => pick(o) ?? -Infinity));
@@ -137,11 +143,11 @@ function results() {
       ),
     ];
   });
-  return tables.length ? section("results", "Results", tables.flat()) : null;
+  return tables.length || unshared.length ? section("results", "Results", tables.flat(), unshared) : null;
 }
 
 function curves() {
-  const shown = groups.map((g, k) => k).filter((k) => groups[k].curves.rounds.length);
+  const shown = groups.map((g, k) => k).filter((k) => groups[k].curves.rounds.length > groups[k].deployed);
   const kinds = KINDS.filter((kind) => shown.some((k) => groups[k].kinds.includes(kind)));
   if (!shown.length) return null;
   let off = [new Set(), new Set()];
@@ -245,114 +251,13 @@ function curves() {
   );
 }
 
-function cost() {
-  const own = groups.map((g, k) => k).filter((k) => groups[k].cost);
-  if (!own.length) return null;
-  const whole = (v) => (v === null ? "–" : count(Math.round(v)));
-  return section(
-    "cost",
-    "Cost",
-    table(
-      "Cost",
-      [
-        "",
-        "compilation",
-        "training",
-        "evaluation",
-        "sent by all",
-        "numbers in the model",
-        "gradients a round",
-        "gradients in all rounds",
-      ],
-      own.map((k) => {
-        const c = groups[k].cost;
-        return [
-          named(k),
-          showSeconds(c.compile_s),
-          showSeconds(c.train_s),
-          showSeconds(c.eval_s),
-          showBytes(c.bytes),
-          whole(c.size),
-          whole(c.gradients),
-          whole(c.gradients_in_all),
-        ];
-      }),
-    ),
-    el(
-      "p",
-      { class: "note" },
-      "Time is of one run, in the mean over seeds. Sent: rounds × cohort × the model to the client and back, " +
-        "in float32. Gradients are on mini-batches, of one client that takes part; a Hessian-vector product " +
-        "counts as two.",
-    ),
-  );
-}
-
-function again() {
-  const copy = (text, word) => {
-    const button = el("button", { type: "button", class: "copy" }, word);
-    button.addEventListener("click", async () => {
-      try {
-        await navigator.clipboard.writeText(text);
-      } catch {
-        const area = el("textarea", { class: "away" });
-        area.value = text;
-        document.body.append(area);
-        area.select();
-        document.execCommand("copy");
-        area.remove();
-      }
-      button.textContent = "Copied";
-      setTimeout(() => (button.textContent = word), 1500);
-    });
-    return button;
-  };
-  // Lines are broken between options and not inside them.
-  const options = (text) => text.split(/ (?=--)/).flatMap((part, k) => [k ? " " : "", el("span", {}, part)]);
-  const line = (text) =>
-    el("div", { class: "command" }, el("pre", {}, el("code", {}, options(text))), copy(text, "Copy"));
-  const all = groups.flatMap((g) => g.commands);
-  const children = groups.map((g) => [
-    groups.length > 1 ? el("h3", {}, g.label) : null,
-    line(g.commands[0]),
-    g.commands.length > 1
-      ? el(
-          "details",
-          { class: "numbers" },
-          el("summary", {}, `${plural(g.commands.length - 1, "more seed")}`),
-          g.commands.slice(1).map(line),
-        )
-      : null,
-  ]);
-  return groups.length
-    ? section(
-        "again",
-        "Run it again",
-        children.flat(),
-        all.length > 1 ? el("p", {}, copy(all.join("\n"), `Copy all ${all.length} commands`)) : null,
-      )
-    : null;
-}
-
-function environment() {
-  const boxes = report.environments.map(({ facts, groups: of }) => [
-    report.environments.length > 1 ? el("h3", {}, of.join(", ")) : null,
-    el(
-      "dl",
-      {},
-      Object.entries(facts).map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))),
-    ),
-  ]);
-  return boxes.length ? section("environment", "Environment", boxes.flat()) : null;
-}
-
 const masthead = header();
 const main = el(
   "main",
   {},
   opening(),
-  [notices, results, curves, gains, sizes, worst, chosen, newcomers, cost, environment, again].map((make) =>
-    make(),
+  [notices, results, curves, parts, gains, sizes, worst, chosen, newcomers, cost, environment, again].map(
+    (make) => make(),
   ),
 );
 document.body.append(
@@ -364,6 +269,7 @@ const SHORT = {
   notices: "Unfinished",
   results: "Results",
   curves: "Rounds",
+  parts: "Took part",
   gain: "Gain",
   sizes: "Sizes",
   worst: "Worst",
@@ -371,7 +277,7 @@ const SHORT = {
   newcomers: "Newcomers",
   cost: "Cost",
   environment: "Environment",
-  again: "Again",
+  again: someDeployed ? "Command" : "Again",
 };
 masthead
   .querySelector("nav")

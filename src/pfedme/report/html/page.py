@@ -19,6 +19,7 @@ from pfedme.report.html.read import read
 
 NAME = "report.html"
 """What a page is called in the folder of a run or of a comparison."""
+SCRIPTS = ("chart.js", "parts.js", "clients.js", "ledger.js", "again.js", "page.js")
 
 
 def report(folders: Sequence[Path], out: Path, *, force: bool = False) -> None:
@@ -38,7 +39,7 @@ def report(folders: Sequence[Path], out: Path, *, force: bool = False) -> None:
 
 def page(content: dict[str, Any]) -> str:
     """The page that shows a document."""
-    script = "\n".join(_asset(name) for name in ("chart.js", "parts.js", "clients.js", "page.js"))
+    script = "\n".join(_asset(name) for name in SCRIPTS)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return Template(_asset("page.html")).substitute(
         title=html.escape(content["title"]),

@@ -7,12 +7,14 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import safetensors
 
 from pfedme.compare import PLAN, read_plan
+from pfedme.data.deployed import Deployed
+from pfedme.deploy.server import LEDGER, Outcome
 from pfedme.errors import InputError
 from pfedme.folder import Folder
 from pfedme.report.tables import KINDS
@@ -20,7 +22,7 @@ from pfedme.run import Run
 
 Columns = dict[str, np.ndarray]
 """A table by its columns: texts, or numbers with NaN for an empty cell."""
-TEXTS = ("client", "choice", "method")
+TEXTS = ("client", "choice", "method", "outcome", "reason")
 """The columns that hold texts."""
 GAINS = ("gain_over_alone", "gain_over_alone_ci95", "gain_over_global", "gain_over_global_ci95")
 
@@ -42,11 +44,23 @@ class Told:
     """newcomers.csv: how newcomers fare by the number of their rows."""
     size: int | None
     """Numbers in the shared model."""
+    ledger: Columns | None = None
+    """ledger.csv: a row for each client's part of each try of a round of a deployed run."""
 
     @property
     def finished(self) -> bool:
         """Whether there is a result."""
         return self.record["status"] == "finished"
+
+    @property
+    def deployed(self) -> bool:
+        """Whether its clients were elsewhere."""
+        return isinstance(self.run.data, Deployed)
+
+    @property
+    def deployment(self) -> dict[str, Any]:
+        """What the record tells of a deployed run only."""
+        return self.record.get("deployment", {})
 
 
 def read(folders: Sequence[Path]) -> list[Told]:
@@ -81,10 +95,11 @@ def read_run(path: Path, planned: dict[str, Any] | None = None) -> Told:
         _check(record)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise InputError(f"{folder.record} is damaged ({_why(error)}); start the run again.") from None
+    ledger = read_ledger(path / "ledger.csv") if isinstance(run.data, Deployed) else None
     if record["status"] != "finished":
         return Told(
             path=path, run=run, record=record,
-            clients=None, offered=None, methods=None, newcomers=None, size=None,
+            clients=None, offered=None, methods=None, newcomers=None, size=None, ledger=ledger,
         )  # fmt: skip
     return Told(
         path=path,
@@ -97,12 +112,13 @@ def read_run(path: Path, planned: dict[str, Any] | None = None) -> Told:
         methods=_methods(path / "personalized.json"),
         newcomers=read_table(path / "newcomers.csv", ("rows", "clients", "method", "mean")),
         size=_size(folder.model),
+        ledger=ledger,
     )  # fmt: skip
 
 
 def _check(record: dict[str, Any]) -> None:
     """Raises an error if a record lacks what every record has."""
-    if record["status"] not in ("finished", "running", "diverged", "not begun"):
+    if record["status"] not in ("finished", "running", "diverged", "not begun", "stopped", "failed"):
         raise ValueError(f"its status is {record['status']!r}")
     entries = [*record["history"], *([record["final"]] if record["status"] == "finished" else [])]
     for entry in entries:
@@ -113,6 +129,12 @@ def _check(record: dict[str, Any]) -> None:
                 value = entry.get(kind, {}).get(key)
                 if not (value is None or isinstance(value, int | float)):
                     raise TypeError(f"{key} of the {kind} model is no number")
+    deployment = record.get("deployment", {})
+    clients, refused = deployment.get("clients", []), deployment.get("refused", {})
+    if not (
+        isinstance(clients, list) and all(isinstance(text, str) for text in (*clients, *refused.values()))
+    ):
+        raise TypeError("a client of the deployment is no text")
     if record["status"] == "finished":
         for key in ("compile_s", "train_s", "eval_s"):
             float(record["timing"][key])
@@ -145,6 +167,20 @@ def read_table(path: Path, needed: Sequence[str]) -> Columns | None:
         except ValueError as error:
             raise InputError(f"Column '{name}' of {path} is damaged ({error}); make it again.") from None
     return columns
+
+
+def read_ledger(path: Path) -> Columns | None:
+    """The ledger of a deployed run; None if it does not exist."""
+    found = read_table(path, LEDGER)
+    if found is not None:
+        whole = all(
+            (found[name] >= 0).all() and (found[name] % 1 == 0).all() for name in ("round", "attempt")
+        )
+        unknown = set(found["outcome"]) - set(get_args(Outcome))
+        if not whole or unknown:
+            why = f"there is no outcome '{unknown.pop()}'" if unknown else "a round is no whole number"
+            raise InputError(f"{path} is damaged ({why}); 'pfedme server' writes it anew in its next round.")
+    return found
 
 
 def _methods(path: Path) -> dict[str, Any] | None:

@@ -12,6 +12,8 @@ from pfedme.report.html.read import Columns, Told
 from pfedme.report.measure import ACCURACY, R2
 from pfedme.report.tables import choice_sentences, data_name, sentences
 
+UNSHARED = "Clients did not share their scores"
+
 
 def title(runs: Sequence[Told]) -> str:
     """Which algorithms ran on which data."""
@@ -39,10 +41,12 @@ def about(groups: Sequence[Group], tables: Sequence[Columns | None]) -> list[str
         kind = first.record["config"]["model"]["name"]
         linear = "Linear regression" if groups[own[0]].measure is R2 else "Softmax regression"
         networks = {"dnn": "A neural network", "cnn": "A convolutional network"}
+        if not any(groups[k].entries for k in own) and first.deployed:
+            linear = "A linear model"  # Which of the two only scores would tell.
         model = {"mlr": linear, **networks}.get(kind, "A model")
         names = list(dict.fromkeys(groups[k].name for k in own))
         rounds = sorted({told.run.rounds for told in runs})
-        cohort = sorted({told.run.cohort or 0 for told in runs if told.run.algorithm.has_global})
+        cohort = sorted({told.run.cohort or 0 for told in runs if told.run.algorithm.has_global} - {0})
         drawn = f", {_span(cohort)} clients drawn for each" if cohort else ""
         seeds = sorted({told.run.seed for told in runs})
         text = (
@@ -55,8 +59,11 @@ def about(groups: Sequence[Group], tables: Sequence[Columns | None]) -> list[str
         table = next((tables[k] for k in own if tables[k] is not None), None)
         if table is not None and len(table["client"]):
             n = table["n_train"]
+            who = (
+                f"client{'' if len(n) == 1 else 's'}{' that shared their scores,' if first.deployed else ''}"
+            )
             text += (
-                f" {len(n):,} client{'' if len(n) == 1 else 's'} with {_span(n.tolist())} training rows each "
+                f" {len(n):,} {who} with {_span(n.tolist())} training rows each "
                 f"({n.sum():,.0f} in all), judged by {table['n_test'].sum():,.0f} test rows."
             )
         said.append(text)
@@ -73,10 +80,17 @@ def headline(groups: Sequence[Group]) -> list[dict[str, Any]]:
         names = [group.name for group in own]
         compared = {g.name if names.count(g.name) == 1 else g.label: g.finals for g in own}
         if len(own) > 1:
-            lines += sentences(compared)
+            # Another seed of a deployed run is not to be had by an option.
+            lines += [line for line in sentences(compared) if not (own[0].deployed and "--seeds" in line)]
         elif own:
             lines += _standing(own[0])
-        if own and not offers and "alone" not in names:
+        silent = [g for g in groups if g.problem == problem and g.finished and not g.finals]
+        if silent:
+            lines.append(f"{UNSHARED}: how well {_and([g.label for g in silent])} does, only they know.")
+        own = own or silent
+        if own and own[0].deployed:
+            lines.append("Whether joining pays is for each client to see, beside what it reaches alone.")
+        elif own and not offers and "alone" not in names:
             lines.append(
                 "Whether joining pays these runs do not tell: that takes alone beside them, as in 'pfedme "
                 f"compare {names[0]} alone', or --personalize auto."

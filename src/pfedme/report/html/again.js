@@ -1,0 +1,107 @@
+// The sections about what runs cost, and what it takes to make them again.
+
+const someDeployed = groups.some((g) => g.deployed);
+
+function cost() {
+  const own = groups.map((g, k) => k).filter((k) => groups[k].cost);
+  if (!own.length) return null;
+  const whole = (v) => (v === null ? "–" : count(Math.round(v)));
+  return section(
+    "cost",
+    "Cost",
+    table(
+      "Cost",
+      [
+        "",
+        "compilation",
+        "training",
+        "evaluation",
+        "sent by all",
+        "numbers in the model",
+        "gradients a round",
+        "gradients in all rounds",
+      ],
+      own.map((k) => {
+        const c = groups[k].cost;
+        return [
+          named(k),
+          showSeconds(c.compile_s),
+          showSeconds(c.train_s),
+          showSeconds(c.eval_s),
+          showBytes(c.bytes),
+          whole(c.size),
+          whole(c.gradients),
+          whole(c.gradients_in_all),
+        ];
+      }),
+    ),
+    el(
+      "p",
+      { class: "note" },
+      "Time is of one run, in the mean over seeds. Sent: rounds × cohort × the model to the client and back, " +
+        "in float32. Gradients are on mini-batches, of one client that takes part; a Hessian-vector product " +
+        "counts as two." +
+        (someDeployed
+          ? " Of a deployed run, training is all of its time, with what it waited for clients."
+          : ""),
+    ),
+  );
+}
+
+function again() {
+  const copy = (text, word) => {
+    const button = el("button", { type: "button", class: "copy" }, word);
+    button.addEventListener("click", async () => {
+      try {
+        await navigator.clipboard.writeText(text);
+      } catch {
+        const area = el("textarea", { class: "away" });
+        area.value = text;
+        document.body.append(area);
+        area.select();
+        document.execCommand("copy");
+        area.remove();
+      }
+      button.textContent = "Copied";
+      setTimeout(() => (button.textContent = word), 1500);
+    });
+    return button;
+  };
+  // Lines are broken between options and not inside them.
+  const options = (text) => text.split(/ (?=--)/).flatMap((part, k) => [k ? " " : "", el("span", {}, part)]);
+  const line = (text) =>
+    el("div", { class: "command" }, el("pre", {}, el("code", {}, options(text))), copy(text, "Copy"));
+  const all = groups.flatMap((g) => g.commands);
+  const children = groups.map((g) => [
+    groups.length > 1 ? el("h3", {}, g.label) : null,
+    line(g.commands[0]),
+    g.commands.length > 1
+      ? el(
+          "details",
+          { class: "numbers" },
+          el("summary", {}, `${plural(g.commands.length - 1, "more seed")}`),
+          g.commands.slice(1).map(line),
+        )
+      : null,
+  ]);
+  return groups.length
+    ? section(
+        "again",
+        someDeployed ? (all.length > 1 ? "The commands" : "The command") : "Run it again",
+        children.flat(),
+        all.length > 1 ? el("p", {}, copy(all.join("\n"), `Copy all ${all.length} commands`)) : null,
+      )
+    : null;
+}
+
+function environment() {
+  const boxes = report.environments.map(({ facts, groups: of }) => [
+    report.environments.length > 1 ? el("h3", {}, of.join(", ")) : null,
+    el(
+      "dl",
+      {},
+      Object.entries(facts).map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))),
+    ),
+  ]);
+  return boxes.length ? section("environment", "Environment", boxes.flat()) : null;
+}
