@@ -42,8 +42,8 @@ def packed(content: Content) -> RecordDict:
 
 def unpacked(records: RecordDict) -> Content:
     """The inverse of `packed`."""
-    arrays = {name: np.asarray(array.numpy()) for name, array in records["arrays"].items()}
-    return Content(json.loads(records["config"]["words"]), arrays)
+    arrays = {name: np.asarray(array.numpy()) for name, array in records.array_records["arrays"].items()}
+    return Content(json.loads(str(records.config_records["config"]["words"])), arrays)
 
 
 def client_of(config: Mapping[str, Any]) -> Client:

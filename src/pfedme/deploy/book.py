@@ -6,6 +6,7 @@ import dataclasses
 import json
 import time
 from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,13 @@ LEDGER = "ledger.csv"
 LOG = "server.log"
 
 
+def note(out: Path, line: str) -> None:
+    """Puts a line into a run's log, with the time."""
+    now = datetime.now().isoformat(" ", "milliseconds")
+    with writing(out), (out / LOG).open("a", encoding="utf-8") as log:
+        log.write(f"{now} {line}\n")
+
+
 class Book:
     """The folder of a deployed run."""
 
@@ -38,10 +46,8 @@ class Book:
         """Seconds that earlier parts of the run took."""
 
     def tell(self, line: str) -> None:
-        """Puts a line into the log, with the time."""
-        stamp = time.strftime("%Y-%m-%d %H:%M:%S")
-        with writing(self.folder.path), (self.folder.path / LOG).open("a", encoding="utf-8") as log:
-            log.write(f"{stamp} {line}\n")
+        """Puts a line into the log."""
+        note(self.folder.path, line)
 
     def run(self, progress: Progress | None) -> Run:
         """The run as a record knows it."""

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pfedme.deploy.book import LEDGER, LOG
+from pfedme.deploy.book import LEDGER, LOG, note
 from pfedme.deploy.flower import BUNDLE, MARK
 from pfedme.deploy.keys import server_keys
 from pfedme.deploy.link import Link, Status
@@ -183,15 +183,9 @@ def _watch(process: Kept, link: Link, run: int, out: Path, seen: int, screen: Ro
         time.sleep(LOOK_S)
 
 
-def note(out: Path, line: str) -> None:
-    """Puts a line into the run's log, as `Book.tell` does."""
-    with writing(out), (out / LOG).open("a", encoding="utf-8") as log:
-        log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
-
-
 def show(screen: Rounds, line: str) -> None:
     """A line of the run's log on the screen."""
-    told = re.sub(r"^\d{4}-\d\d-\d\d ", "", line)
+    told = re.sub(r"^\d{4}-\d\d-\d\d (\S{8})\S* ", r"\1 ", line)
     done = re.search(r"Round (\d+) of \d+ is done", told)
     screen(told, int(done[1]) if done else None)
 

@@ -160,6 +160,8 @@ class Server:
 
     def __init__(self, plan: Plan, channel: Channel, tell: Tell) -> None:
         self.plan, self.channel, self.tell = plan.checked(), channel, tell
+        self.settled = False
+        """Whether a round was done since the server started: before that clients may still be coming back."""
 
     def begin(self) -> Progress:
         """Waits for clients, agrees with them on columns, classes and scaling, and makes the first model."""
@@ -214,7 +216,8 @@ class Server:
         cohort, ledger = self.cohort(progress), list(progress.ledger)
         least = min(self.plan.min_replies or -(-len(cohort) // 2), len(cohort))
         for attempt in range(1, self.plan.tries + 1):
-            self._await(cohort, least)
+            self._await(cohort, least if self.settled else len(cohort))
+            self.settled = True
             parts, uploads = self.collect(progress, cohort, attempt)
             for part in parts:
                 if part.outcome != "counted":

@@ -1,0 +1,332 @@
+"""A federation of real processes: `pfedme server` and `pfedme client`, with TLS and keys, started, killed and
+looked at from outside."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import csv
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import polars as pl
+
+from pfedme.algorithms import Algorithm
+from pfedme.data.table import Table
+from pfedme.deploy import keys
+from pfedme.deploy.processes import free_port
+from pfedme.execute import Result, execute
+from pfedme.models import MLR
+from pfedme.predictor import load, model_of
+from pfedme.run import Run
+from pfedme.spec import to_json
+
+NAMES = ("east", "north", "south", "süd-west", "west")
+LABEL = "sick"
+ROWS = 240
+MARK, WHO = "PFEDME_TEST", "PFEDME_WHO"
+"""Variables in the environment of all processes of a test, by which they are found."""
+
+RECORDER = '''
+"""Keeps a copy of every request that this client's SuperNode sends, as it leaves for the network."""
+import base64, json, os, pathlib
+if b"pfedme.deploy.flower" in pathlib.Path("/proc/self/cmdline").read_bytes():
+    import httpx
+    send = httpx.Client.send
+
+    def recorded(self, request, **options):
+        line = {"url": str(request.url), "body": base64.b64encode(request.read()).decode()}
+        with open(os.environ["PFEDME_SENT"], "a") as file:
+            file.write(json.dumps(line) + "\\n")
+        return send(self, request, **options)
+
+    httpx.Client.send = recorded
+'''
+
+TRICKSTER = '''
+"""Does something of its own with what this client should upload."""
+import pathlib
+if b"flwr-clientapp" in pathlib.Path("/proc/self/cmdline").read_bytes():
+    import time
+    from pfedme.deploy.client import Client, Content
+    train = Client.train
+
+    def tricked(self, asked):
+        content = train(self, asked)
+        w = content.arrays["w"]
+        {}
+        return Content(content.words, {{"w": w.astype("float32")}})
+
+    Client.train = tricked
+'''
+
+
+def soon(true: Callable[[], Any], within: float, what: str) -> Any:
+    """What a function returns once that is true; an error if it does not become so."""
+    until = time.monotonic() + within
+    while not (found := true()):
+        assert time.monotonic() < until, f"not within {within:g} seconds: {what}"
+        time.sleep(0.1)
+    return found
+
+
+def table(k: int) -> pl.DataFrame:
+    """The rows of the k-th client, which has a mean and perhaps a category of its own."""
+    rng = np.random.default_rng(k)
+    age, dose = rng.normal(50 + 3 * k, 10, ROWS), rng.normal(1e6, 3, ROWS)
+    ward = rng.choice(["a", "b", "c"][: 2 + k % 2], ROWS)
+    risk = (age - 55) / 10 + (ward == "a") - (dose - 1e6) / 3 + 0.3 * rng.normal(size=ROWS)
+    return pl.DataFrame({"age": age, "ward": ward, "dose": dose, LABEL: np.where(risk > 0, "yes", "no")})
+
+
+class Sent(NamedTuple):
+    """A message that a client's SuperNode has sent to the server."""
+
+    kind: str
+    words: dict[str, Any]
+    arrays: dict[str, np.ndarray]
+
+
+class Live:
+    """A federation whose processes have their files below one folder."""
+
+    def __init__(self, folder: Path, names: Sequence[str] = NAMES, hosts: Sequence[str] = ("localhost",)):
+        self.folder, self.mark, self.port = folder, uuid.uuid4().hex, free_port()
+        self.host = hosts[0] if hosts[0] != "localhost" else "127.0.0.1"
+        self.names, self.tables, self.out = tuple(names), folder / "tables", folder / "run"
+        self.tables.mkdir(parents=True)
+        keys.make(folder / "keys", hosts, names)
+        for k, name in enumerate(names):
+            table(k).write_csv(self.tables / f"{name}.csv")
+        self.children: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(
+        self, who: str, words: Sequence[str], *, within: Sequence[str] = (), code: str = ""
+    ) -> subprocess.Popen[bytes]:
+        """Starts `pfedme ...`; `code` is run first by each of its processes, and `within` is put before."""
+        env = {**os.environ, MARK: self.mark, WHO: who, "PFEDME_CACHE": str(self.folder / "cache")}
+        if code:
+            place = self.folder / "code" / who
+            place.mkdir(parents=True, exist_ok=True)
+            (place / "sitecustomize.py").write_text(code)
+            env["PYTHONPATH"] = os.pathsep.join([str(place), os.environ.get("PYTHONPATH", "")]).rstrip(":")
+            env["PFEDME_SENT"] = str(self.folder / f"{who}.sent")
+        program = str(Path(sys.executable).with_name("pfedme"))
+        with (self.folder / f"{who}.txt").open("ab") as said:
+            self.children[who] = subprocess.Popen(
+                [*within, program, *words], stdin=subprocess.DEVNULL, stdout=said, stderr=said, env=env,
+                cwd=self.folder, start_new_session=True,
+            )  # fmt: skip
+        return self.children[who]
+
+    def server(
+        self, algorithm: Algorithm, *options: str, within: Sequence[str] = ()
+    ) -> subprocess.Popen[bytes]:
+        """Starts the server."""
+        values = {name: value for name, value in to_json(algorithm).items() if value not in (None, "")}
+        given = [word for name, v in values.items() for word in (f"--{name.replace('_', '-')}", str(v))]
+        return self.start("server", [
+            "server", "--algorithm", algorithm.name, *given, "--seed", "5", "--out", str(self.out),
+            "--keys", str(self.folder / "keys"), "--listen", f"{self.host}:{self.port}", *options,
+        ], within=within)  # fmt: skip
+
+    def resume(self) -> subprocess.Popen[bytes]:
+        """Starts the server again, where it stopped."""
+        return self.start("server", ["server", "--resume", str(self.out)])
+
+    def client(
+        self,
+        name: str,
+        *options: str,
+        data: Path | None = None,
+        trust: Sequence[str] | None = None,
+        within: Sequence[str] = (),
+        code: str = RECORDER,
+    ) -> subprocess.Popen[bytes]:
+        """Starts a client."""
+        trust = (
+            ["--keys", str(self.folder / "keys/clients" / keys.folder_name(name))] if trust is None else trust
+        )
+        return self.start(name, [
+            "client", "--server", f"{self.host}:{self.port}", "--label", LABEL,
+            "--data", str(data or self.tables / f"{name}.csv"), "--state", str(self.state(name)),
+            *trust, *options,
+        ], within=within, code=code)  # fmt: skip
+
+    def clients(self, *options: str) -> None:
+        """Starts all clients."""
+        for name in self.names:
+            self.client(name, *options)
+
+    def state(self, name: str) -> Path:
+        """The state folder of a client."""
+        return self.folder / "state" / name
+
+    def stranger(self) -> Sequence[str]:
+        """Options of a client that knows the server and whose key the server does not know."""
+        keys.make(self.folder / "others", ["localhost"], ["stranger"])
+        own = self.folder / "others/clients/stranger"
+        shutil.copy(self.folder / "keys/ca.crt", own / "ca.crt")
+        return ["--keys", str(own)]
+
+    def said(self, who: str) -> str:
+        """What a process has said at its console."""
+        return (self.folder / f"{who}.txt").read_text()
+
+    def log(self) -> str:
+        """The server's log."""
+        path = self.out / "server.log"
+        return path.read_text() if path.exists() else ""
+
+    def done(self, rounds: int, within: float = 300.0) -> None:
+        """Waits until so many rounds are done."""
+        self.logged(f"Round {rounds} of ", within)
+
+    def logged(self, words: str, within: float = 300.0) -> None:
+        """Waits until the server's log has a line with these words."""
+
+        def there() -> bool:
+            alive = self.children["server"].poll() is None
+            assert alive or words in self.log(), f"the server ended: {self.said('server')}\n{self.log()}"
+            return words in self.log()
+
+        soon(there, within, f"'{words}' in\n{self.log()}")
+
+    def wait(self, who: str, within: float = 600.0) -> int:
+        """The exit status of a process, once it has ended."""
+        try:
+            return self.children[who].wait(within)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(
+                f"{who} goes on after {within:g} s: {self.said(who)}\n{self.log()}"
+            ) from None
+
+    def finished(self, within: float = 600.0) -> None:
+        """Waits until the run is over for the server and for all clients, and sees that it ended well."""
+        assert self.wait("server", within) == 0, self.said("server")
+        for name in self.names:
+            assert self.wait(name, 60) == 0, self.said(name)
+
+    def processes(self, who: str | None = None) -> list[int]:
+        """The processes that the test has started, or one of its programs, directly or not."""
+        wanted = [f"{MARK}={self.mark}".encode()] + ([f"{WHO}={who}".encode()] if who else [])
+        found = []
+        for entry in Path("/proc").iterdir():
+            with contextlib.suppress(OSError):
+                if entry.name.isdecimal() and set(wanted) <= set(
+                    (entry / "environ").read_bytes().split(b"\0")
+                ):
+                    found.append(int(entry.name))
+        return found
+
+    def kill(self, who: str) -> int:
+        """kill -9 of a program and of all that it has started; returns how many processes that were."""
+        pids = self.processes(who)
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.children[who].wait()
+        return len(pids)
+
+    def stop(self, who: str) -> None:
+        """Ends a program as Ctrl-C does."""
+        if self.children[who].poll() is None:
+            self.children[who].send_signal(signal.SIGINT)
+            self.wait(who, 60)
+
+    def ledger(self) -> list[dict[str, str]]:
+        """The lines of the ledger."""
+        with (self.out / "ledger.csv").open(newline="") as file:
+            return list(csv.DictReader(file))
+
+    def record(self) -> dict[str, Any]:
+        """What the run's folder tells."""
+        return json.loads((self.out / "record.json").read_text())
+
+    def simulated(self, algorithm: Algorithm, rounds: int) -> Result:
+        """The same run, simulated."""
+        data = Table(path=str(self.tables), label=LABEL)
+        run = Run(algorithm=algorithm, data=data, model=MLR(), rounds=rounds, cohort=len(self.names), seed=5)
+        return execute(run, self.folder / "simulated", force=True)
+
+    def differences(self, w: Any, theta: Mapping[str, Any]) -> dict[str, float]:
+        """How far the shared model, and those of clients, are from those that are given, relative to them."""
+        models = {"w": (model_of(self.out), w)}
+        models |= {name: (load(self.state(name) / "model"), theta[name]) for name in theta}
+        return {
+            name: float(np.abs(np.asarray(own.theta.ravel()) - other).max() / np.abs(other).max())
+            for name, (own, other) in models.items()
+        }
+
+    def against_simulation(self, algorithm: Algorithm, rounds: int) -> dict[str, float]:
+        """The differences from the simulated run."""
+        result = self.simulated(algorithm, rounds)
+        theta = {
+            name: np.asarray(model_of(self.folder / "simulated", client=name).theta.ravel())
+            for name in self.names
+            if result.theta is not None
+        }
+        return self.differences(np.asarray(result.w), theta)
+
+    def requests(self, name: str) -> list[tuple[str, bytes]]:
+        """The address and the body of each request that a client's SuperNode has sent."""
+        lines = (self.folder / f"{name}.sent").read_text().splitlines()
+        return [(line["url"], base64.b64decode(line["body"])) for line in map(json.loads, lines)]
+
+    def sent(self, name: str) -> list[Sent]:
+        """The messages in these requests; an error if something was sent that belongs to none."""
+        from flwr.app import Message
+        from flwr.proto.fleet_pb2 import PushMessagesRequest
+        from flwr.proto.message_pb2 import PushObjectRequest
+        from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+
+        from pfedme.deploy.app import unpacked
+
+        objects, heads = dict[str, bytes](), list[tuple[str, str]]()
+        for url, body in self.requests(name):
+            if url.endswith("/push-object"):
+                pushed = PushObjectRequest.FromString(body)
+                objects[pushed.object_id] = pushed.object_content
+            elif url.endswith("/push-messages"):
+                request = PushMessagesRequest.FromString(body)
+                heads += [
+                    (message.metadata.message_type, tree.object_id)
+                    for message, tree in zip(request.messages_list, request.message_object_trees, strict=True)
+                ]
+                assert not any(message.HasField("content") for message in request.messages_list)
+        found, used = [], dict[str, Any]()
+        for kind, root in heads:
+            message = inflate_object_from_contents(root, objects, keep_object_contents=True, objects=used)
+            assert isinstance(message, Message)
+            assert set(message.content) == {"arrays", "config"}
+            assert set(message.content["config"]) == {"words"}
+            found.append(Sent(kind, *unpacked(message.content)))
+        assert set(used) == set(objects), "something was sent that belongs to no message"
+        return found
+
+
+@contextlib.contextmanager
+def federation(
+    folder: Path, names: Sequence[str] = NAMES, hosts: Sequence[str] = ("localhost",)
+) -> Iterator[Live]:
+    """A federation that is stopped in the end; an error if something of it is left that should have ended."""
+    live = Live(folder, names, hosts)
+    try:
+        yield live
+        for who in live.children:
+            live.stop(who)
+        soon(lambda: not live.processes(), 20, f"end of all processes; left are {live.processes()}")
+    finally:
+        for who, child in live.children.items():
+            live.kill(who)
+            child.wait()

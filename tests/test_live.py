@@ -1,0 +1,136 @@
+"""A real federation in its short form: processes on loopback, TLS and keys, and a look at what is sent."""
+
+from __future__ import annotations
+
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+pytest.importorskip("flwr", reason="pfedme[flower] is not installed")
+if sys.platform != "linux":
+    pytest.skip("processes are found by /proc, which Linux has", allow_module_level=True)
+
+from live import LABEL, Live, federation
+
+from pfedme.algorithms import PFedMe
+from pfedme.predictor import load, model_of
+
+NAMES = ("east", "north", "süd-west")
+SHARING = ("east", "north")
+ROUNDS = 2
+ALGORITHM = PFedMe(lam=5.0, eta=0.05, R=3, B=8, K=3, aggregation="samples")
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory):
+    """A federation of three clients after its run, during which two others tried to take part."""
+    with federation(tmp_path_factory.mktemp("live"), NAMES) as live:
+        live.server(ALGORITHM, "--rounds", str(ROUNDS), "--min-clients", "3", "--min-replies", "3")
+        data = live.tables / "east.csv"
+        live.client("stranger", trust=live.stranger(), data=data)
+        live.client("plain", trust=["--insecure"], data=data)
+        for name in NAMES:
+            live.client(name, *(["--share-metrics"] if name in SHARING else []))
+        live.finished(240)
+        live.wait("stranger", 60)
+        live.stop("plain")
+        yield live
+
+
+def test_the_models_are_those_of_a_simulation(live: Live):
+    differences = live.against_simulation(ALGORITHM, ROUNDS)
+    assert set(differences) == {"w", *NAMES}
+    assert max(differences.values()) < 1e-5, differences
+
+
+def test_the_run_folder_is_complete(live: Live):
+    record = live.record()
+    assert (record["status"], record["deployment"]["clients"]) == ("finished", list(NAMES))
+    assert [(line["client"], line["outcome"], line["rows"]) for line in live.ledger()] == [
+        (name, "counted", "180") for _ in range(ROUNDS) for name in NAMES
+    ]
+    assert (live.out / "report.html").stat().st_size > 1000
+    assert (live.out / "clients.csv").read_text().count("\n") == 1 + len(SHARING)
+
+
+def test_each_client_predicts_by_its_own_model(live: Live):
+    for name in NAMES:
+        model = live.state(name) / "model"
+        assert load(model).origin == {"client": name, "which": "personal", "round": ROUNDS}
+        out = live.folder / f"{name}-predictions.csv"
+        words = ["predict", str(model), "--data", str(live.tables / f"{name}.csv"), "-o", str(out)]
+        program = str(Path(sys.executable).with_name("pfedme"))
+        subprocess.run([program, *words], check=True, capture_output=True)
+        assert pl.read_csv(out).height == pl.read_csv(live.tables / f"{name}.csv").height
+
+
+def test_who_has_no_key_or_no_tls_is_refused(live: Live):
+    log = live.log()
+    assert "Refused a client at 127.0.0.1: its key is not one of those that the server has." in log
+    assert "Refused a connection: it came without TLS." in log
+    assert live.children["stranger"].returncode == 2
+    assert "does not know the key" in live.said("stranger")
+    assert "does not answer in plain text" in live.said("plain")
+    for name in ("stranger", "plain"):
+        assert not (live.state(name) / "model").exists()
+        assert not [url for url, _ in live.requests(name) if "push" in url]
+
+
+MODEL_KINDS = {"global", "local", "personal"}
+
+
+def test_nothing_but_what_is_listed_leaves_a_client(live: Live):
+    w = np.asarray(model_of(live.out).theta.ravel())
+    for name in NAMES:
+        sent = live.sent(name)
+        assert [message.kind for message in sent] == ["query.agree", *["train"] * ROUNDS, "evaluate"]
+        agreed, *trained, finished = sent
+        assert set(agreed.words) == {
+            "name", "label", "task", "impute", "numbers", "categories", "classes", "quantity",
+        }  # fmt: skip
+        assert {column: len(told) for column, told in agreed.words["numbers"].items()} == {
+            "age": 3,
+            "dose": 3,
+        }
+        assert set(agreed.words["categories"]) == {"ward"}
+        assert (agreed.words["classes"], agreed.arrays) == (["no", "yes"], {})
+        for message in trained:
+            assert message.words == {"name": name, "rows": 180}
+            assert {key: (a.shape, a.dtype) for key, a in message.arrays.items()} == {"w": (w.shape, w.dtype)}
+        assert finished.arrays == {}
+        assert set(finished.words) == ({"name", "scores"} if name in SHARING else {"name"})
+        if name in SHARING:
+            scores = finished.words["scores"]
+            assert set(scores) == {"n_train", "n_test", "info", "test", "train"}
+            assert set(scores["test"]) <= MODEL_KINDS
+            assert all(set(sums) == {"loss", "rows", "right"} for sums in scores["test"].values())
+
+
+CARRIERS = ("push-object", "push-messages")
+OTHERS = (
+    "activate-node", "deactivate-node", "send-node-heartbeat", "pull-messages", "pull-object", "get-run",
+    "get-fab", "confirm-message-received",
+)  # fmt: skip
+"""What a SuperNode says to a server besides its messages: who it is, and what it wants to get."""
+
+
+def test_no_row_and_no_personal_model_is_in_any_request(live: Live):
+    for name in NAMES:
+        requests = live.requests(name)
+        for url, body in requests:
+            server, _, what = url.partition("/v1/fleet/")
+            assert (server, what in CARRIERS + OTHERS) == (f"https://127.0.0.1:{live.port}", True), url
+            assert what in CARRIERS or len(body) < 400, (what, len(body))
+        everything = b"\n".join(body for _, body in requests)
+        rows = pl.read_csv(live.tables / f"{name}.csv")
+        for value in [*rows["age"], *rows["dose"]]:
+            for form in (repr(value).encode(), struct.pack("<d", value)):
+                assert form not in everything, value
+        theta = np.asarray(load(live.state(name) / "model").theta.ravel())
+        assert theta.tobytes() not in everything
+        assert LABEL.encode() in everything  # so that the search would find something

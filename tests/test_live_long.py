@@ -1,0 +1,252 @@
+"""A real federation in its long form, `make test-live`: ten rounds with five clients, kills, ill-meaning
+clients, and machines of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr", reason="pfedme[flower] is not installed")
+if sys.platform != "linux":
+    pytest.skip("processes are found by /proc, which Linux has", allow_module_level=True)
+
+from live import NAMES, TRICKSTER, Live, federation, soon, table
+
+from pfedme.algorithms import Algorithm, FedAvg, PerFedAvg, PFedMe
+
+pytestmark = pytest.mark.slow
+
+ROUNDS = 10
+PFEDME = PFedMe(lam=5.0, eta=0.05, R=3, B=8, K=3)
+ALL = ("--min-clients", "5", "--cohort", "5", "--min-replies", "5", "--tries", "20")
+"""Every round has all five clients, or is repeated."""
+
+
+def tell(what: str, live: Live, differences: dict[str, float], began: float) -> None:
+    """What was measured, for those who run the tests with -s."""
+    worst = ", ".join(f"{name} {value:.1e}" for name, value in differences.items())
+    print(f"\n{what}: {time.monotonic() - began:.0f} s; relative differences: {worst}\n{live.log()}")
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [PFEDME, FedAvg(eta=0.05, R=3, B=8, aggregation="samples"), PerFedAvg(eta=0.05, R=3, B=8, alpha=0.02)],
+    ids=lambda a: a.name,
+)
+def test_ten_rounds_are_those_of_a_simulation(algorithm: Algorithm, tmp_path: Path):
+    began = time.monotonic()
+    with federation(tmp_path / "live") as live:
+        live.server(algorithm, "--rounds", str(ROUNDS), *ALL)
+        live.clients()
+        live.finished()
+    differences = live.against_simulation(algorithm, ROUNDS)
+    tell(algorithm.name, live, differences, began)
+    assert set(differences) == {"w", *(() if algorithm.name == "fedavg" else NAMES)}
+    assert max(differences.values()) < 1e-5, differences
+    assert [line["outcome"] for line in live.ledger()] == ["counted"] * 5 * ROUNDS
+
+
+def test_a_client_that_is_killed_comes_back(tmp_path: Path):
+    began = time.monotonic()
+    with federation(tmp_path / "live") as live:
+        live.server(PFEDME, "--rounds", str(ROUNDS), *ALL, "--deadline", "40")
+        live.clients()
+        live.done(3)
+        soon(lambda: "train" in _last_asked(live, "north"), 60, "north is at work")
+        assert live.kill("north") >= 3
+        soon(lambda: not live.processes("north"), 20, "end of north")
+        live.client("north")
+        live.finished()
+    differences = live.against_simulation(PFEDME, ROUNDS)
+    tell("client killed", live, differences, began)
+    assert max(differences.values()) < 1e-5, differences
+    counted = [(line["round"], line["client"]) for line in live.ledger() if line["outcome"] == "counted"]
+    assert sorted(counted) == sorted((str(t), name) for t in range(ROUNDS) for name in NAMES)
+
+
+def _last_asked(live: Live, name: str) -> str:
+    lines = (live.state(name) / "client.log").read_text().splitlines()
+    return [line for line in lines if "Receiving: " in line or "Sent successfully" in line][-1]
+
+
+def test_a_server_that_is_killed_goes_on_and_clients_connect_by_themselves(tmp_path: Path):
+    began = time.monotonic()
+    with federation(tmp_path / "live") as live:
+        live.server(PFEDME, "--rounds", str(ROUNDS), *ALL)
+        live.clients()
+        live.done(4)
+        assert live.kill("server") >= 4
+        soon(lambda: not live.processes("server"), 20, "end of the server")
+        assert live.record()["status"] == "running"
+        assert all(live.children[name].poll() is None for name in NAMES)
+        live.resume()
+        live.finished()
+    differences = live.against_simulation(PFEDME, ROUNDS)
+    tell("server killed", live, differences, began)
+    assert max(differences.values()) < 1e-5, differences
+    assert "Resumed before round" in live.log()
+    counted = [(line["round"], line["client"]) for line in live.ledger() if line["outcome"] == "counted"]
+    assert sorted(counted) == sorted((str(t), name) for t in range(ROUNDS) for name in NAMES)
+
+
+TRICKS = {"hanger": "time.sleep(3600)", "nan": "w = w * float('nan')", "scaler": "w = w * 1e6"}
+
+
+def test_clients_that_mean_ill_are_turned_away_and_the_others_train_on(tmp_path: Path):
+    began, rounds = time.monotonic(), 4
+    bad = [*TRICKS, "other"]
+    with federation(tmp_path / "live", (*NAMES, *bad)) as live:
+        mine = live.folder / "bad"
+        mine.mkdir()
+        for name in bad:
+            (live.tables / f"{name}.csv").rename(mine / f"{name}.csv")
+        table(7).rename({"age": "years"}).write_csv(mine / "other.csv")
+        live.server(
+            PFEDME, "--rounds", str(rounds), "--min-clients", "8", "--cohort", "8", "--min-replies", "5",
+            "--deadline", "45",
+        )  # fmt: skip
+        live.client("other", data=mine / "other.csv")
+        for name, trick in TRICKS.items():
+            live.client(name, data=mine / f"{name}.csv", code=TRICKSTER.format(trick))
+        live.client("stranger", data=mine / "nan.csv", trust=live.stranger())
+        live.client("plain", data=mine / "nan.csv", trust=["--insecure"])
+        for name in NAMES:
+            live.client(name, "--share-metrics")
+        assert live.wait("server") == 0, live.said("server")
+        assert all(live.wait(name, 60) == 0 for name in NAMES)
+        assert live.wait("other", 60) == 2
+        assert live.wait("stranger", 60) == 2
+    log = live.log()
+    print(f"\nill-meaning clients: {time.monotonic() - began:.0f} s\n{log}")
+    for line in (
+        "Refused other: its table has no column 'age', which the others have",
+        "Round 0: nan dropped (it has numbers that are not finite)",
+        "Round 0: scaler dropped (its update of length ",
+        "Round 0: hanger late (no reply within 45 seconds)",
+        "Refused a client at 127.0.0.1: its key is not one of those that the server has",
+        "Refused a connection: it came without TLS",
+    ):
+        assert line in log, line
+    assert "turned this client away: its table has no column 'age'" in live.said("other")
+    for line in live.ledger():
+        assert (line["outcome"] == "counted") == (line["client"] in NAMES), line
+    live.names = NAMES
+    undisturbed = live.simulated(PFEDME, rounds).record["history"][-1]
+    disturbed = live.record()["final"]
+    for kind in ("global", "personal"):
+        mine, theirs = (100 * one[kind]["accuracy"] for one in (disturbed, undisturbed))
+        print(f"{kind} accuracy: {mine:.2f} %, undisturbed {theirs:.2f} %")
+        assert abs(mine - theirs) <= 1, (kind, mine, theirs)
+
+
+class Hosts:
+    """Machines of their own: network namespaces, each with an address, joined by a bridge in another."""
+
+    def __init__(self, mark: str, count: int) -> None:
+        self.hub = f"pf{mark}-hub"
+        self.names = [f"pf{mark}-{i}" for i in range(count)]
+
+    def address(self, i: int) -> str:
+        """The address of a machine."""
+        return f"10.77.0.{i + 1}"
+
+    def within(self, i: int) -> list[str]:
+        """What starts a command on a machine."""
+        return ["ip", "netns", "exec", self.names[i]]
+
+    def link(self, i: int, state: str) -> None:
+        """Plugs a machine's cable in (up) or pulls it out (down)."""
+        ip("-n", self.hub, "link", "set", f"port{i}", state)
+
+    def make(self) -> None:
+        """Sets them up."""
+        ip("netns", "add", self.hub)
+        ip("-n", self.hub, "link", "add", "bridge", "type", "bridge")
+        ip("-n", self.hub, "link", "set", "bridge", "up")
+        for i, name in enumerate(self.names):
+            ip("netns", "add", name)
+            ip("-n", name, "link", "set", "lo", "up")
+            ip(
+                "-n",
+                self.hub,
+                "link",
+                "add",
+                f"port{i}",
+                "type",
+                "veth",
+                "peer",
+                "name",
+                "eth0",
+                "netns",
+                name,
+            )
+            ip("-n", self.hub, "link", "set", f"port{i}", "master", "bridge", "up")
+            ip("-n", name, "address", "add", f"{self.address(i)}/24", "dev", "eth0")
+            ip("-n", name, "link", "set", "eth0", "up")
+
+    def remove(self) -> None:
+        """Takes them away, whatever there is of them."""
+        there = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=False).stdout
+        for name in (*self.names, self.hub):
+            if name in {line.split()[0] for line in there.splitlines() if line}:
+                ip("netns", "delete", name)
+
+
+def ip(*words: str) -> None:
+    """Runs `ip`."""
+    subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
+
+
+@contextlib.contextmanager
+def hosts(mark: str, count: int) -> Iterator[Hosts]:
+    """Machines, or a reason why there are none."""
+    made = Hosts(mark, count)
+    try:
+        try:
+            made.make()
+        except FileNotFoundError:
+            pytest.skip("there is no `ip` program (iproute2)")
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"network namespaces are not permitted here: {error.stderr.strip()}")
+        yield made
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            made.remove()
+
+
+def test_machines_of_their_own_one_of_them_cut_off(tmp_path: Path):
+    began, rounds, cut = time.monotonic(), 14, "south"
+    with (
+        hosts(tmp_path.parent.name[-3:].strip("-"), 6) as machines,
+        federation(tmp_path / "live", NAMES, [machines.address(0)]) as live,
+    ):
+        live.server(
+            PFEDME, "--rounds", str(rounds), "--min-clients", "5", "--cohort", "5", "--deadline", "25",
+            within=machines.within(0),
+        )  # fmt: skip
+        for i, name in enumerate(NAMES, start=1):
+            live.client(name, within=machines.within(i))
+        at = 1 + NAMES.index(cut)
+        live.done(2)
+        machines.link(at, "down")
+        live.logged(f": {cut} ")
+        live.done(live.log().count(" is done, ") + 2)
+        machines.link(at, "up")
+        live.finished()
+    print(f"\nmachines of their own: {time.monotonic() - began:.0f} s\n{live.log()}")
+    lines = live.ledger()
+    assert [line["client"] for line in lines] == [*NAMES] * rounds
+    assert {line["outcome"] for line in lines if line["client"] != cut} == {"counted"}
+    own = [line["outcome"] for line in lines if line["client"] == cut]
+    print(own)
+    assert own[:2] == ["counted"] * 2
+    assert {"late", "absent", "failed"} & set(own)
+    assert own[-1] == "counted"
+    for t, outcome in enumerate(own):
+        assert outcome == "counted" or f"Round {t}: {cut} {outcome} (" in live.log()
