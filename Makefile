@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: run test lint bench bench-peers bench-table clean
+.PHONY: run test test-all lint bench bench-peers bench-table clean
 
 run: $(INSTALLED)
 	$(BIN)/pfedme compare \
@@ -13,6 +13,9 @@ run: $(INSTALLED)
 
 test: lint
 	$(BIN)/pytest -n 2 --dist loadfile
+
+test-all: lint
+	$(BIN)/pytest -n 2 --dist loadfile -m ''
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
