@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: run test test-live lint bench bench-peers bench-table clean
+.PHONY: run test test-all test-live lint bench bench-peers bench-table bench-federation clean
 
 run: $(INSTALLED)
 	$(BIN)/pfedme compare \
@@ -13,6 +13,9 @@ run: $(INSTALLED)
 
 test: lint
 	$(BIN)/pytest -n 2 --dist loadfile
+
+test-all: lint
+	$(BIN)/pytest -n 2 --dist loadfile -m ''
 
 test-live: $(INSTALLED)
 	$(BIN)/pytest -m slow -s tests/test_live_long.py
@@ -31,6 +34,9 @@ bench-peers: $(INSTALLED)
 
 bench-table: $(INSTALLED)
 	$(BIN)/python bench/table.py
+
+bench-federation: $(INSTALLED)
+	$(BIN)/python bench/federation.py
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "pfedme needs Python 3.11 or newer; set PYTHON=...")'

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+import jax
 import pytest
 from laws import double_precision
 
@@ -11,3 +12,19 @@ def double_precision_throughout() -> Iterator[None]:
     """float64 in all tests of a file."""
     with double_precision():
         yield
+
+
+LONGEST = ("test_experiments.py", "test_tutorial.py", "test_stopped.py", "test_tune.py", "test_live.py")
+"""Files to begin with, lest one of them is left to a single worker in the end."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Puts the files that take longest first."""
+    items.sort(key=lambda item: item.path.name not in LONGEST)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def programs_of_its_own() -> Iterator[None]:
+    """Compiled programs do not outlive a file: another may want them optimised, and memory is short."""
+    yield
+    jax.clear_caches()

@@ -146,7 +146,7 @@ def test_uploads_that_agree_with_w_leave_it_where_it_is(cls):
 
 
 @every_algorithm
-@pytest.mark.parametrize(("value", "label"), [(np.nan, 0), (123.0, 2)])
+@pytest.mark.parametrize(("value", "label"), [(np.nan, 0), pytest.param(123.0, 2, marks=pytest.mark.slow)])
 def test_test_rows_change_nothing_in_training_nor_in_any_model(cls, value, label):
     sim, states, models, info = three_rounds(cls)
     other = simulation(cls, with_test_rows(federation(), value, label))

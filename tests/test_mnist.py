@@ -143,7 +143,10 @@ def test_released_test_images_are_in_other_clients_training_parts(released: Fede
     assert set(fingerprints(test)) & set(fingerprints(train))
 
 
-@pytest.mark.parametrize(("clients", "alpha", "cap"), [(7, 0.3, 0), (50, 0.05, 100), (3000, 0.1, 0)])
+@pytest.mark.parametrize(
+    ("clients", "alpha", "cap"),
+    [(7, 0.3, 0), (50, 0.05, 100), pytest.param(3000, 0.1, 0, marks=pytest.mark.slow)],
+)
 def test_dirichlet_clients_share_no_image_and_none_is_empty(
     digits: tuple[np.ndarray, np.ndarray], clients: int, alpha: float, cap: int
 ):

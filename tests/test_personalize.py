@@ -496,6 +496,7 @@ def test_a_newcomer_without_test_rows_cannot_be_judged():
 # --- the study
 
 
+@pytest.mark.slow
 def test_the_study_in_miniature(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     names = ("mnist-0.3-few", "mnist-0.3-many", "synthetic-0.5-0.5")
     monkeypatch.setattr(gain, "SETTINGS", [s for s in gain.SETTINGS if s.name in names])

@@ -198,7 +198,7 @@ def batch_loss(hidden: tuple[int, ...], l2: float, weighted: bool) -> tuple[Loss
 
 
 @pytest.mark.parametrize("hidden", [(), (6,), (6, 5)])
-@pytest.mark.parametrize("l2", [0.0, 0.1])
+@pytest.mark.parametrize("l2", [0.1, pytest.param(0.0, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_steps_in_sample_space_are_the_plain_steps(hidden: tuple[int, ...], l2: float, solver: Solver):
     f, w, start = batch_loss(hidden, l2, weighted=bool(l2))

@@ -174,7 +174,7 @@ def test_the_loss_of_a_network_is_half_the_mean_squared_error():
 
 
 @every_algorithm
-@pytest.mark.parametrize("hidden", [(), (4,)], ids=["mlr", "dnn"])
+@pytest.mark.parametrize("hidden", [pytest.param((), marks=pytest.mark.slow), (4,)], ids=["mlr", "dnn"])
 def test_every_algorithm_lowers_the_error_of_every_model(cls: type[Algorithm], hidden: tuple[int, ...]):
     model = Network(features=FEATURES, hidden=hidden)
     sim = Simulation(tiny(cls), model, federation(), cohort=3)

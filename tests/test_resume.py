@@ -255,7 +255,9 @@ def whole_comparison(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return (out / "compare.csv").read_bytes()
 
 
-@pytest.mark.parametrize(("place", "round"), [(0, 0), (1, 3), (2, 6)])
+@pytest.mark.parametrize(
+    ("place", "round"), [(1, 3), *(pytest.param(*at, marks=pytest.mark.slow) for at in ((0, 0), (2, 6)))]
+)
 def test_a_resumed_comparison_is_the_uninterrupted_one(
     whole_comparison: bytes, tmp_path: Path, place: int, round: int
 ):

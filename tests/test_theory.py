@@ -218,6 +218,7 @@ def test_rows_hold_means_and_two_standard_errors():
     np.testing.assert_allclose(row[4:], [3 - 4 / math.sqrt(3), 3 + 4 / math.sqrt(3), 9])
 
 
+@pytest.mark.slow
 def test_every_claim_is_measured_in_finite_numbers(measured):
     assert [m.claim for m in measured] == [
         "Proposition 1", "Lemma 1", "Lemma 2", "Theorem 1 (a)", "Theorem 1 (b)", "Corollary 1", "Theorem 2",
@@ -241,6 +242,7 @@ def test_what_is_a_theorem_is_not_refuted(measured):
             assert row.value <= row.bound
 
 
+@pytest.mark.slow
 def test_the_figure_draws_every_series_that_it_names(measured):
     quantities = {row.quantity for m in measured for row in m.rows}
     named = {line.quantity for panel in PANELS for line in panel.lines}

@@ -201,6 +201,9 @@ def carry_out(server: Server, book: Book, *, resume: bool) -> None:
         book.tell("Finished.")
     except (RunError, InputError) as error:
         status = "stopped" if isinstance(error, Stopped) else "failed"
+        if isinstance(error, Stopped) and error.progress is not None:
+            progress = error.progress
+            book.save(progress)
         book.tell(f"Stopped: {error}")
         book.write_record(status, progress, str(error))
         book.report()

@@ -148,7 +148,11 @@ class Progress:
 
 
 class Stopped(RunError):
-    """A round had too few good replies too often; the run can be resumed."""
+    """Too few clients, or too few good replies too often; the run can be resumed from `progress`."""
+
+    def __init__(self, why: str, progress: Progress | None = None) -> None:
+        super().__init__(why)
+        self.progress = progress
 
 
 Tell = Callable[[str], None]
@@ -174,6 +178,7 @@ class Server:
                 asked |= self.channel.ask("agree", new, plan.deadline, lambda _: False)
                 agreement = agree({n: r.content.words for n, r in asked.items() if r.content})
                 refused = agreement.refused | {n: r.error for n, r in asked.items() if r.error}
+                agreement = dataclasses.replace(agreement, refused=refused)
                 self._refuse({name: why for name, why in refused.items() if name in new})
                 if len(agreement.names) >= plan.min_clients:
                     break
@@ -215,7 +220,8 @@ class Server:
         """The state after one more round, which is tried again as long as too few replies are good."""
         cohort, ledger = self.cohort(progress), list(progress.ledger)
         least = min(self.plan.min_replies or -(-len(cohort) // 2), len(cohort))
-        for attempt in range(1, self.plan.tries + 1):
+        before = max((part.attempt for part in ledger if part.round == progress.t), default=0)
+        for attempt in range(before + 1, before + self.plan.tries + 1):
             self._await(cohort, least if self.settled else len(cohort))
             self.settled = True
             parts, uploads = self.collect(progress, cohort, attempt)
@@ -236,11 +242,12 @@ class Server:
             progress = dataclasses.replace(progress, ledger=tuple(ledger))
             self.tell(
                 f"Round {progress.t} had {len(uploads)} good replies of at least {least}; "
-                + ("it is repeated." if attempt < self.plan.tries else "that was the last try.")
+                + ("it is repeated." if attempt < before + self.plan.tries else "that was the last try.")
             )
         raise Stopped(
             f"Round {progress.t} had too few good replies {self.plan.tries} times; its clients must come "
-            "back before the run goes on."
+            "back before the run goes on.",
+            progress,
         )
 
     def _await(self, cohort: Sequence[str], least: int) -> None:
