@@ -303,7 +303,7 @@ class Live:
                     (message.metadata.message_type, tree.object_id)
                     for message, tree in zip(request.messages_list, request.message_object_trees, strict=True)
                 ]
-                assert not any(message.HasField("content") for message in request.messages_list)
+                assert not any(message.content.ByteSize() for message in request.messages_list)
         found, used = [], dict[str, Any]()
         for kind, root in heads:
             message = inflate_object_from_contents(root, objects, keep_object_contents=True, objects=used)
