@@ -24,6 +24,8 @@ CLIENT_LOG = "client.log"
 REFUSED, DONE = "refused.txt", "done"
 """Files, in the state folder, by which a server's last word to a client is known."""
 LOOK_S = 0.3
+LINGER_S = 15.0
+"""Seconds for the server to fetch the last reply: of a client that has left, Flower forgets what it sent."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
 """Seconds before a SuperNode that ended is started again: doubled each time that it did not connect."""
 
@@ -97,6 +99,7 @@ def _watch(
     """Whether the run is over, once it is or the SuperNode has ended; whether it had connected; the last
     round that the client took part in."""
     connected = trying = busy = training = False
+    finished: float | None = None
     talk = list[str]()
     while True:
         ended = node.status is not None
@@ -115,6 +118,8 @@ def _watch(
                 busy = False
             elif "Connection attempt failed" in line and not trying:
                 trying = True
+                if finished is not None:
+                    continue
                 plainly = "" if client.keys else " in plain text"
                 say(f"The server at {client.server} does not answer{plainly}; trying on.")
             elif "Connection successful" in line:
@@ -134,7 +139,9 @@ def _watch(
             if training:
                 say(f"Took part in round {now + 1}.")
         if told and (client.state / DONE).exists():
-            return True, connected, last
+            finished = finished or time.monotonic()
+            if ended or trying or time.monotonic() - finished > LINGER_S:
+                return True, connected, last
         if ended:
             _explain(client, talk)
             return False, connected, last
