@@ -283,6 +283,7 @@ def test_a_run_that_stops_goes_on_from_its_last_round(tmp_path: Path):
         deployed(tmp_path, plan, room)
     record = json.loads((tmp_path / "deployed" / "record.json").read_text())
     assert (record["status"], record["deployment"]["round"]) == ("stopped", 2)
+    assert [line["outcome"] for line in ledger(tmp_path / "deployed")].count("late") == 2
     del room.tricks["east"]
     out = deployed(tmp_path, plan, room, resume=True)
     np.testing.assert_array_equal(w_of(out), undisturbed)
@@ -326,12 +327,25 @@ def test_a_table_that_does_not_fit_is_turned_away(
     room = Room(tables, tmp_path / "state")
     plan = Plan(algorithm=FedAvg(**QUICK), model=MLR(), rounds=1, min_clients=4)
     out = deployed(tmp_path, plan, room)
-    assert (
-        f"Refused east: {why}" in (out / "server.log").read_text()
-        or "Refused east" in (out / "server.log").read_text()
-    )
+    assert "Refused east: " in (out / "server.log").read_text()
+    assert why in json.loads((out / "record.json").read_text())["deployment"]["refused"]["east"]
     assert why in (tmp_path / "state" / "east" / "refused.txt").read_text()
     assert {line["client"] for line in ledger(out)} == set(room.clients) - {"east"}
+
+
+def test_who_comes_after_the_agreement_is_told_so_once(tmp_path: Path):
+    room = Room(owners(tmp_path), tmp_path / "state")
+    room.gone = {"west"}
+    plan = Plan(algorithm=FedAvg(**QUICK), model=MLR(), rounds=3, min_clients=4)
+    said: list[str] = []
+    server = Server(plan, room, said.append)
+    progress = server.round(server.begin())
+    room.gone = set()
+    progress = server.round(server.round(progress))
+    why = "the run had begun when it came; it can take part in the next one."
+    assert [line for line in said if "west" in line] == [f"Refused west: {why}"]
+    assert (tmp_path / "state/west/refused.txt").read_text() == why + "\n"
+    assert {part.client for part in progress.ledger} == set(room.clients) - {"west"}
 
 
 def test_a_client_with_one_class_takes_part(tmp_path: Path):

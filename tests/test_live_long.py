@@ -57,7 +57,7 @@ def test_a_client_that_is_killed_comes_back(tmp_path: Path):
     with federation(tmp_path / "live") as live:
         live.server(PFEDME, "--rounds", str(ROUNDS), *ALL, "--deadline", "40")
         live.clients()
-        live.done(3)
+        live.done(ROUNDS // 3)
         soon(lambda: "train" in _last_asked(live, "north"), 60, "north is at work")
         assert live.kill("north") >= 3
         soon(lambda: not live.processes("north"), 20, "end of north")
@@ -80,7 +80,7 @@ def test_a_server_that_is_killed_goes_on_and_clients_connect_by_themselves(tmp_p
     with federation(tmp_path / "live") as live:
         live.server(PFEDME, "--rounds", str(ROUNDS), *ALL)
         live.clients()
-        live.done(4)
+        live.done(ROUNDS // 3)
         assert live.kill("server") >= 4
         soon(lambda: not live.processes("server"), 20, "end of the server")
         assert live.record()["status"] == "running"

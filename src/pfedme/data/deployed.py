@@ -24,6 +24,6 @@ class Deployed:
     def load(self) -> Federation:
         """Raises an error."""
         raise InputError(
-            "The rows of a deployed federation are with its clients; 'pfedme server --resume DIR' goes on with "
-            "a run that was stopped."
+            "The rows of a deployed federation are with its clients; 'pfedme server --resume DIR' goes on "
+            "with a run that was stopped."
         )

@@ -166,6 +166,7 @@ class Server:
         self.plan, self.channel, self.tell = plan.checked(), channel, tell
         self.settled = False
         """Whether a round was done since the server started: before that clients may still be coming back."""
+        self.turned_away: set[str] = set()
 
     def begin(self) -> Progress:
         """Waits for clients, agrees with them on columns, classes and scaling, and makes the first model."""
@@ -200,9 +201,17 @@ class Server:
     def _refuse(self, reasons: Mapping[str, str]) -> None:
         for name, why in reasons.items():
             self.tell(f"Refused {name}: {why}")
+        self.turned_away |= set(reasons)
         contents = {name: Content({"reason": why}, {}) for name, why in reasons.items()}
         if contents:
             self.channel.ask("refuse", contents, self.plan.deadline, lambda _: False)
+
+    def _turn_away(self, agreement: Agreement) -> None:
+        """Tells clients that have come after the agreement that the run goes on without them, each once."""
+        new = {name for name in self.channel.present() if name not in agreement.names} - self.turned_away
+        self.turned_away |= new
+        late = "the run had begun when it came; it can take part in the next one."
+        self._refuse({name: agreement.refused.get(name, late) for name in sorted(new)})
 
     def model_for(self, schema: Schema) -> Model:
         """The model for the columns that were agreed on."""
@@ -221,6 +230,7 @@ class Server:
         cohort, ledger = self.cohort(progress), list(progress.ledger)
         least = min(self.plan.min_replies or -(-len(cohort) // 2), len(cohort))
         before = max((part.attempt for part in ledger if part.round == progress.t), default=0)
+        self._turn_away(progress.agreement)
         for attempt in range(before + 1, before + self.plan.tries + 1):
             self._await(cohort, least if self.settled else len(cohort))
             self.settled = True
