@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid, ServerApp
 
 from pfedme.algorithms import ALGORITHMS
@@ -32,6 +33,8 @@ TYPES: dict[Kind, str] = {
 }  # fmt: skip
 """What Flower calls the kinds of messages."""
 POLL_S = 0.2
+EXPIRED = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)
+"""What Flower answers for a client whose time was over a moment before ours."""
 
 
 def packed(content: Content) -> RecordDict:
@@ -136,6 +139,8 @@ class FlowerChannel:
             for message in self.grid.pull_messages(list(waiting)):
                 waiting.discard(message.metadata.reply_to_message_id)
                 node = asked[message.metadata.reply_to_message_id]
+                if message.has_error() and message.error.code in EXPIRED:
+                    continue
                 replies[node] = read_reply(message)
                 done |= enough(node)
             if waiting and not done:
@@ -145,6 +150,8 @@ class FlowerChannel:
 
 def read_reply(message: Message) -> Reply:
     """What a client has answered; whatever it sent, no exception."""
+    if message.has_error() and message.error.code == ErrorCode.NODE_UNAVAILABLE:
+        return Reply(None, "it was asked, and then its connection ended")
     if message.has_error():
         return Reply(None, f"its program failed ({message.error.reason or message.error.code})"[:300])
     try:
