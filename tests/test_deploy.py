@@ -122,8 +122,8 @@ QUICK = {"eta": 0.05, "R": 3, "B": 8}
         (PFedMe(lam=5.0, K=3, **QUICK), False),
         (PFedMe(lam=5.0, K=3, **QUICK), True),
         (FedAvg(**QUICK, aggregation="samples"), False),
-        (PerFedAvg(eta=0.05, R=3, B=8, alpha=0.02), False),
-        (FedAvgFT(F=5, **QUICK), True),
+        pytest.param(PerFedAvg(eta=0.05, R=3, B=8, alpha=0.02), False, marks=pytest.mark.slow),
+        pytest.param(FedAvgFT(F=5, **QUICK), True, marks=pytest.mark.slow),
     ],
     ids=lambda value: getattr(value, "name", "quantity" if value else "classes"),
 )
@@ -171,7 +171,7 @@ def test_what_the_room_is_asked_for_is_what_a_simulation_draws(tmp_path: Path):
         assert mine == {simulation.federation.name(i) for i in simulation.cohort_of(t)}
 
 
-@pytest.mark.parametrize("share", [False, True])
+@pytest.mark.parametrize("share", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_nothing_but_what_is_listed_leaves_a_client(share: bool, tmp_path: Path):
     room = Room(owners(tmp_path), tmp_path / "state", share=share)
     plan = Plan(algorithm=PFedMe(**QUICK), model=MLR(), rounds=2, min_clients=5)

@@ -176,8 +176,11 @@ class Server:
             present = self.channel.present()
             new = {name: Content({}, {}) for name in present if name not in asked}
             if len(present) >= plan.min_clients and new:
+                # Who does not answer in time is asked again.
                 asked |= self.channel.ask("agree", new, plan.deadline, lambda _: False)
-                agreement = agree({n: r.content.words for n, r in asked.items() if r.content})
+            said = {name: reply.content.words for name, reply in asked.items() if reply.content}
+            if said and asked.keys() & new.keys():
+                agreement = agree(said)
                 refused = agreement.refused | {n: r.error for n, r in asked.items() if r.error}
                 agreement = dataclasses.replace(agreement, refused=refused)
                 self._refuse({name: why for name, why in refused.items() if name in new})
