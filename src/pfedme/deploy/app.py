@@ -19,7 +19,7 @@ from pfedme.algorithms import ALGORITHMS
 from pfedme.data.table import OPTIONS, Table
 from pfedme.deploy.book import Book, carry_out
 from pfedme.deploy.client import Client
-from pfedme.deploy.server import Content, Kind, Plan, Reply, Server
+from pfedme.deploy.server import GONE, Content, Kind, Plan, Reply, Server
 from pfedme.devices import keep_compiled_programs
 from pfedme.errors import InputError, RunError, unknown
 from pfedme.models import parse_model
@@ -151,7 +151,7 @@ class FlowerChannel:
 def read_reply(message: Message) -> Reply:
     """What a client has answered; whatever it sent, no exception."""
     if message.has_error() and message.error.code == ErrorCode.NODE_UNAVAILABLE:
-        return Reply(None, "it was asked, and then its connection ended")
+        return Reply(None, GONE)
     if message.has_error():
         return Reply(None, f"its program failed ({message.error.reason or message.error.code})"[:300])
     try:

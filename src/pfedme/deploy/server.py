@@ -46,6 +46,10 @@ class Reply(NamedTuple):
     error: str = ""
 
 
+GONE = "it was asked, and then its connection ended"
+"""The error of a client that may come back."""
+
+
 class Channel(Protocol):
     """The way to the clients."""
 
@@ -176,15 +180,16 @@ class Server:
             present = self.channel.present()
             new = {name: Content({}, {}) for name in present if name not in asked}
             if len(present) >= plan.min_clients and new:
-                # Who does not answer in time is asked again.
-                asked |= self.channel.ask("agree", new, plan.deadline, lambda _: False)
-            said = {name: reply.content.words for name, reply in asked.items() if reply.content}
-            if said and asked.keys() & new.keys():
-                agreement = agree(said)
-                refused = agreement.refused | {n: r.error for n, r in asked.items() if r.error}
-                agreement = dataclasses.replace(agreement, refused=refused)
+                replies = self.channel.ask("agree", new, plan.deadline, lambda _: False)
+                # Who does not answer, be it too late or gone, is asked again.
+                asked |= {name: reply for name, reply in replies.items() if reply.error != GONE}
+                said = {name: reply.content.words for name, reply in asked.items() if reply.content}
+                agreement = agree(said) if said else None
+                refused = {name: reply.error for name, reply in asked.items() if reply.error}
+                refused |= agreement.refused if agreement else {}
                 self._refuse({name: why for name, why in refused.items() if name in new})
-                if len(agreement.names) >= plan.min_clients:
+                if agreement and len(agreement.names) >= plan.min_clients:
+                    agreement = dataclasses.replace(agreement, refused=refused)
                     break
             here = len(present) - sum(name in asked and bool(asked[name].error) for name in present)
             now = f"Waiting for clients: {here} of {plan.min_clients} are there."
