@@ -191,7 +191,7 @@ class Server:
                 if agreement and len(agreement.names) >= plan.min_clients:
                     agreement = dataclasses.replace(agreement, refused=refused)
                     break
-            here = len(present) - sum(name in asked and bool(asked[name].error) for name in present)
+            here = sum(name not in self.turned_away for name in present)
             now = f"Waiting for clients: {here} of {plan.min_clients} are there."
             if now != told:
                 self.tell(now)
