@@ -17,7 +17,7 @@ import pfedme.execute
 from pfedme import __version__
 from pfedme.algorithms import ALGORITHMS
 from pfedme.cli import ALGORITHM_NAMES, main
-from pfedme.data import DATA
+from pfedme.data import BUILT_IN
 from pfedme.data.synthetic import Synthetic
 from pfedme.errors import InputError
 from pfedme.execute import Progress
@@ -70,7 +70,7 @@ def test_the_installed_program_runs():
 
 def test_help_names_every_command_algorithm_data_and_model(capsys: pytest.CaptureFixture[str]):
     text = helped(capsys, "--help")
-    for name in (*COMMANDS, *ALGORITHMS, *DATA, *MODELS):
+    for name in (*COMMANDS, *ALGORITHMS, *BUILT_IN, *MODELS):
         assert re.search(rf"\b{re.escape(name)}\b", text), name
     assert ALGORITHM_NAMES.split(", ") == list(ALGORITHMS)
 
