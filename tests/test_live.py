@@ -25,6 +25,8 @@ SHARING = ("east", "north")
 ROUNDS = 2
 ALGORITHM = PFedMe(lam=5.0, eta=0.05, R=3, B=8, K=3, aggregation="samples")
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory):
