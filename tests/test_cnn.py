@@ -43,7 +43,14 @@ from pfedme.run import Run
 from pfedme.simulate import Simulation
 from pfedme.tree import Params
 
-every_algorithm = pytest.mark.parametrize("cls", ALGORITHMS.values(), ids=ALGORITHMS)
+every_algorithm = pytest.mark.parametrize(
+    "cls",
+    [
+        pytest.param(cls, marks=pytest.mark.slow if name in ("alone", "fedavg-ft") else ())
+        for name, cls in ALGORITHMS.items()
+    ],
+    ids=ALGORITHMS,
+)
 every_size = pytest.mark.parametrize(
     ("height", "width", "channels", "kernel"),
     [(5, 7, 1, 3), (6, 5, 3, 5), (4, 6, 2, 1), (2, 3, 2, 7)],
