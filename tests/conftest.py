@@ -4,13 +4,20 @@ from collections.abc import Iterator
 
 import jax
 import pytest
-from laws import double_precision
+from laws import compiling, double_precision
 
 
 @pytest.fixture(scope="module")
 def double_precision_throughout() -> Iterator[None]:
     """float64 in all tests of a file."""
     with double_precision():
+        yield
+
+
+@pytest.fixture(scope="module")
+def quickly_compiled() -> Iterator[None]:
+    """Programs that are compiled fast rather than to be fast, in all tests of a file."""
+    with compiling(optimised=False):
         yield
 
 

@@ -101,6 +101,19 @@ class Parsed(Exception):
     """Raised in place of a run, with the run."""
 
 
+def assert_read_back(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The run's command, and its JSON, describe this very run."""
+
+    def stop(read: Run, *_: object, **__: object) -> None:
+        raise Parsed(read)
+
+    monkeypatch.setattr(pfedme.execute, "execute", stop)
+    with pytest.raises(Parsed) as caught:
+        main([*shlex.split(run.command())[1:], "--out", str(tmp_path / "run")])
+    assert caught.value.args == (run,)
+    assert Run.from_json(json.loads(json.dumps(run.to_json()))) == run
+
+
 @pytest.mark.parametrize(
     "run",
     [
@@ -121,14 +134,7 @@ class Parsed(Exception):
     ids=["defaults", "nu", "per-fedavg", "full-batch", "alone"],
 )
 def test_a_runs_command_is_read_back_as_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, run: Run):
-    def stop(read: Run, *_: object, **__: object) -> None:
-        raise Parsed(read)
-
-    monkeypatch.setattr(pfedme.execute, "execute", stop)
-    with pytest.raises(Parsed) as caught:
-        main([*shlex.split(run.command())[1:], "--out", str(tmp_path / "run")])
-    assert caught.value.args == (run,)
-    assert Run.from_json(json.loads(json.dumps(run.to_json()))) == run
+    assert_read_back(run, monkeypatch, tmp_path)
 
 
 def test_data_describe_tells_the_papers_numbers(capsys: pytest.CaptureFixture[str]):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ from jax import lax
 from laws import (
     assert_close,
     assert_same_bits,
-    compiling,
     differs,
     double_precision,
     flat,
@@ -57,10 +56,7 @@ every_size = pytest.mark.parametrize(
 )
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _compiled_quickly() -> Iterator[None]:
-    with compiling(optimised=False):
-        yield
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
 
 
 def normal(seed: int, *shape: int) -> np.ndarray:

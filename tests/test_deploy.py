@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
-from laws import compiling
 
 from pfedme.algorithms import Algorithm, Alone, FedAvg, FedAvgFT, PerFedAvg, PFedMe
 from pfedme.data.table import Table
@@ -28,11 +27,7 @@ from pfedme.run import Run
 NAMES = ("east", "north", "south", "süd-west", "west")
 
 
-@pytest.fixture(autouse=True)
-def quickly_compiled():
-    """Few rounds are worth no optimised program."""
-    with compiling(optimised=False):
-        yield
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
 
 
 def owners(folder: Path, *, quantity: bool = False, clients: int = 5) -> Path:

@@ -7,7 +7,7 @@ import dataclasses
 import json
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ from laws import (
     FEATURES,
     RAGGED,
     assert_close,
-    compiling,
     double_precision,
     flat,
     held_out,
@@ -51,10 +50,7 @@ every_algorithm = pytest.mark.parametrize("cls", ALGORITHMS.values(), ids=ALGORI
 L2 = 0.1
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _compiled_quickly() -> Iterator[None]:
-    with compiling(optimised=False):
-        yield
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
 
 
 def normal(seed: int, *shape: int) -> np.ndarray:

@@ -19,8 +19,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from laws import compiling
+from test_cli import assert_read_back
 
-import pfedme.execute
 from pfedme.algorithms import FedAvg
 from pfedme.cli import main
 from pfedme.data import parse_data
@@ -724,10 +724,6 @@ def a_run(path: Path, **fields: Any) -> Run:
     return Run(algorithm=algorithm, data=source(path, **fields), model=parse_model("mlr"), rounds=2, cohort=2)
 
 
-class Parsed(Exception):
-    """Raised in place of a run, with the run."""
-
-
 @pytest.mark.parametrize(
     "fields",
     [
@@ -746,14 +742,7 @@ def test_a_runs_command_is_read_back_as_the_run(
     run = a_run(path, **fields)
     run = dataclasses.replace(run, data=source(path, **fields).pinned())
 
-    def stop(read: Run, *_: object, **__: object) -> None:
-        raise Parsed(read)
-
-    monkeypatch.setattr(pfedme.execute, "execute", stop)
-    with pytest.raises(Parsed) as caught:
-        main([*shlex.split(run.command())[1:], "--out", str(tmp_path / "run")])
-    assert caught.value.args == (run,)
-    assert Run.from_json(json.loads(json.dumps(run.to_json()))) == run
+    assert_read_back(run, monkeypatch, tmp_path)
 
 
 def unfinished(folder: Path) -> None:

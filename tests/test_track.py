@@ -10,14 +10,12 @@ import shutil
 import sqlite3
 import struct
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
-from laws import compiling
 from stops import Results, files_of_at_most, stop_at, tiny
 
 from pfedme.algorithms import FedAvg
@@ -32,11 +30,7 @@ from pfedme.trackers import Mlflow
 RUN = tiny("pfedme")
 
 
-@pytest.fixture(autouse=True, scope="module")
-def quickly_compiled() -> Iterator[None]:
-    """No test here is about the speed of a run."""
-    with compiling(optimised=False):
-        yield
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
 
 
 @pytest.fixture(autouse=True)

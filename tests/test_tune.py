@@ -12,14 +12,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import optuna
 import pytest
-from laws import compiling, with_test_rows
+from laws import with_test_rows
 from optuna.distributions import CategoricalDistribution
 from optuna.trial import TrialState
 from stops import DATA, files_of_at_most, tiny
@@ -41,10 +41,7 @@ COUNTS = {"R", "K", "F", "B"}
 """Fields that would need a compiled program for each value."""
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _compiled_quickly() -> Iterator[None]:
-    with compiling(optimised=False):
-        yield
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
 
 
 def search(name: str = "pfedme", how: How = "tpe", *, fixed: set[str] = COUNTS, **options: Any) -> Search:

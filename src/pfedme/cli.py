@@ -854,7 +854,6 @@ def _server(argv: list[str]) -> int:
     else:
         commands.refuse_changes(args, parser.parse_args([]))
     record, out = commands.server(args, plan, argv)
-    _write_report(out)
     scores = any(kind in record["final"] for kind in ("global", "local", "personal"))
     if args.json:
         told = {key: record[key] for key in ("final", "timing", "deployment")}

@@ -114,9 +114,7 @@ class Predictor:
         frame = rows if isinstance(rows, np.ndarray) else _frame(rows)
         if self.schema is not None:
             if isinstance(frame, np.ndarray) and len(self.schema.numbers) < len(self.schema.columns):
-                raise InputError(
-                    f"{where.capitalize()} must be a frame, because the model has columns of categories."
-                )
+                raise InputError("The rows must be a frame, because the model has columns of categories.")
             return self.schema.encode(frame, where, first_row=first_row)
         features = self.model.about()["features"]
         x = np.asarray(frame)

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from rich import box
 from rich.console import Console
@@ -39,24 +39,12 @@ LINE_EVERY_S = 2.0
 """Seconds between two lines where there is no terminal."""
 
 
-class Bar:
-    """Progress over all rounds of one or several runs, on standard error."""
+class Live:
+    """Something that is on the screen as long as a block lasts, if there is a terminal."""
 
-    def __init__(self, total: int) -> None:
-        self.total, self.latest = total, ""
-        self.rounds: dict[int, int] = {}  # of each run, now
-        self.before: dict[int, int] = {}  # and when it was first heard of, as when it is resumed
-        self.began = self.said = time.monotonic()
-        self.live: Progress | None = None
-        if sys.stderr.isatty():
-            self.live = Progress(
-                TextColumn("{task.fields[name]:<12}"), BarColumn(), MofNCompleteColumn(),
-                TextColumn("{task.fields[latest]}"), TextColumn("time left"), TimeRemainingColumn(),
-                console=Console(stderr=True), transient=True,
-            )  # fmt: skip
-            self.task = self.live.add_task("", total=total, name="", latest="")
+    live: Progress | None = None
 
-    def __enter__(self) -> Bar:
+    def __enter__(self) -> Self:
         if self.live:
             self.live.start()
         return self
@@ -64,6 +52,23 @@ class Bar:
     def __exit__(self, *_: object) -> None:
         if self.live:
             self.live.stop()
+
+
+class Bar(Live):
+    """Progress over all rounds of one or several runs, on standard error."""
+
+    def __init__(self, total: int) -> None:
+        self.total, self.latest = total, ""
+        self.rounds: dict[int, int] = {}  # of each run, now
+        self.before: dict[int, int] = {}  # and when it was first heard of, as when it is resumed
+        self.began = self.said = time.monotonic()
+        if sys.stderr.isatty():
+            self.live = Progress(
+                TextColumn("{task.fields[name]:<12}"), BarColumn(), MofNCompleteColumn(),
+                TextColumn("{task.fields[latest]}"), TextColumn("time left"), TimeRemainingColumn(),
+                console=Console(stderr=True), transient=True,
+            )  # fmt: skip
+            self.task = self.live.add_task("", total=total, name="", latest="")
 
     def __call__(self, name: str, place: int, step: Step) -> None:
         """Shows that run number `place`, called `name`, has come to `step`."""
@@ -86,28 +91,18 @@ class Bar:
             )
 
 
-class SearchBar:
+class SearchBar(Live):
     """Progress over the trials of a search, with the best accuracy so far, on standard error."""
 
     def __init__(self) -> None:
         self.began = self.said = time.monotonic()
         self.before: int | None = None  # trials that had finished when the search was taken up again
-        self.live: Progress | None = None
         if sys.stderr.isatty():
             self.live = Progress(
                 TextColumn("trials"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[best]}"),
                 TextColumn("time left"), TimeRemainingColumn(), console=Console(stderr=True), transient=True,
             )  # fmt: skip
             self.task = self.live.add_task("", total=None, best="")
-
-    def __enter__(self) -> SearchBar:
-        if self.live:
-            self.live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.live:
-            self.live.stop()
 
     def __call__(self, step: SearchStep) -> None:
         """Shows how far the search has come."""
@@ -149,26 +144,16 @@ def print_tuning(tuning: Tuning, out: Path) -> None:
     console.print(f"All trials: {out}/tune.md, {out}/trials.csv", highlight=False, soft_wrap=True)
 
 
-class Steps:
+class Steps(Live):
     """Progress over a few long steps, on standard error."""
 
     def __init__(self) -> None:
-        self.live: Progress | None = None
         if sys.stderr.isatty():
             self.live = Progress(
                 TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("time left"),
                 TimeRemainingColumn(), console=Console(stderr=True), transient=True,
             )  # fmt: skip
             self.task = self.live.add_task("", total=1)
-
-    def __enter__(self) -> Steps:
-        if self.live:
-            self.live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.live:
-            self.live.stop()
 
     def __call__(self, what: str, done: int, total: int) -> None:
         """Shows that `done` of `total` steps are done and that `what` comes next."""
@@ -178,26 +163,16 @@ class Steps:
             print(f"{what}: step {done + 1} of {total}", file=sys.stderr, flush=True)
 
 
-class Rounds:
+class Rounds(Live):
     """Progress over the rounds of a deployed run, and what is said of it, on standard error."""
 
     def __init__(self, total: int) -> None:
-        self.live: Progress | None = None
         if sys.stderr.isatty():
             self.live = Progress(
                 TextColumn("rounds"), BarColumn(), MofNCompleteColumn(), TextColumn("time left"),
                 TimeRemainingColumn(), console=Console(stderr=True), transient=True,
             )  # fmt: skip
             self.task = self.live.add_task("", total=total)
-
-    def __enter__(self) -> Rounds:
-        if self.live:
-            self.live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.live:
-            self.live.stop()
 
     def __call__(self, line: str, done: int | None) -> None:
         """Shows a line, and how many rounds are done if it says so; where there is a bar, the bar says it."""

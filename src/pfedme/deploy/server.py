@@ -125,16 +125,16 @@ class Part:
     """What that would have been without this client."""
 
 
-LEDGER = [field.name for field in dataclasses.fields(Part)]
+COLUMNS = [field.name for field in dataclasses.fields(Part)]
 
 
 def ledger_csv(parts: Sequence[Part]) -> str:
     """The ledger as text."""
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
-    table.writerow(LEDGER)
+    table.writerow(COLUMNS)
     for part in parts:
-        cells = (getattr(part, name) for name in LEDGER)
+        cells = (getattr(part, name) for name in COLUMNS)
         table.writerow("" if c is None else f"{c:.6g}" if isinstance(c, float) else c for c in cells)
     return text.getvalue()
 

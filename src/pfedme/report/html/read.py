@@ -14,7 +14,7 @@ import safetensors
 
 from pfedme.compare import PLAN, read_plan
 from pfedme.data.deployed import Deployed
-from pfedme.deploy.server import LEDGER, Outcome
+from pfedme.deploy.server import COLUMNS, Outcome
 from pfedme.errors import InputError
 from pfedme.folder import Folder
 from pfedme.report.tables import KINDS
@@ -171,7 +171,7 @@ def read_table(path: Path, needed: Sequence[str]) -> Columns | None:
 
 def read_ledger(path: Path) -> Columns | None:
     """The ledger of a deployed run; None if it does not exist."""
-    found = read_table(path, LEDGER)
+    found = read_table(path, COLUMNS)
     if found is not None:
         whole = all(
             (found[name] >= 0).all() and (found[name] % 1 == 0).all() for name in ("round", "attempt")
