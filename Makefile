@@ -2,6 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+unexport PYTHONDONTWRITEBYTECODE  # the tests start many processes, which share their bytecode
 
 .PHONY: run test test-all test-live lint bench bench-peers bench-table bench-federation clean
 

@@ -2,8 +2,9 @@
 
     python bench/federation.py [--clients 3] [--rounds 6] [--repeats 3]
 
-One SuperLink and one SuperNode a client, on this machine; the two apps take turns on them. The first round of
-each run, in which programs are compiled or read from the cache, is left out.
+On this machine, in turns: Flower's app and ours on the same bare SuperLink and SuperNodes, and the commands
+`pfedme server` and `pfedme client`, with TLS and keys. The first round of each run, in which programs are
+compiled or read from the cache, is left out.
 """
 
 from __future__ import annotations
@@ -87,11 +88,48 @@ def submit(app: Path, config: dict[str, object], env: dict[str, str]) -> str:
     return json.loads(done.stdout)["run-id"]
 
 
-def ours(out: Path, rounds: int, clients: int, env: dict[str, str]) -> list[float]:
+def app(out: Path, rounds: int, clients: int, env: dict[str, str]) -> list[float]:
     """Seconds of each round of our app but the first."""
     config = {"algorithm": "fedavg", "num-server-rounds": rounds, "min-clients": clients, "cohort": clients}
     config |= {"min-replies": clients, "eta": 0.05, "out": str(out)}
     submit(Path(pfedme.deploy.__file__).parent / "bundle", config, env)
+    return round_times(out)
+
+
+def commands(out: Path, tables: list[Path], rounds: int, env: dict[str, str]) -> list[float]:
+    """Seconds of each round but the first with our commands on both sides."""
+    names, port = [table.stem for table in tables], free_port()
+    keys, clients = out.with_name(f"{out.name}-keys"), str(len(names))
+    words = [str(BIN / "pfedme"), "keys", "--server", "localhost", "--clients", *names, "-o", str(keys)]
+    subprocess.run(words, env=env, capture_output=True, check=True)
+    with contextlib.ExitStack() as stack:
+        words = ["pfedme", "server", "--algorithm", "fedavg", "--eta", "0.05", "--rounds", str(rounds)]
+        words += ["--cohort", clients, "--min-clients", clients, "--min-replies", clients]
+        words += ["--keys", str(keys), "--listen", f"127.0.0.1:{port}", "--out", str(out)]
+        stack.enter_context(process(*words, log=out.with_suffix(".log"), env=env))
+        for name, table in zip(names, tables, strict=True):
+            words = [
+                "pfedme",
+                "client",
+                "--server",
+                f"127.0.0.1:{port}",
+                "--data",
+                str(table),
+                "--label",
+                "y",
+            ]
+            words += [
+                "--keys",
+                str(keys / "clients" / name),
+                "--state",
+                str(out.with_name(f"{out.name}-{name}")),
+            ]
+            stack.enter_context(process(*words, log=out.with_name(f"{out.name}-{name}.log"), env=env))
+        return round_times(out)
+
+
+def round_times(out: Path) -> list[float]:
+    """Seconds of each round but the first of a run of ours, once it has ended."""
     record = out / "record.json"
     wait_for(lambda: record.exists() and json.loads(record.read_text())["status"] != "running")
     assert json.loads(record.read_text())["status"] == "finished", (out / "server.log").read_text()
@@ -146,21 +184,28 @@ def main() -> None:
             link += ("--disable-runtime-dependency-installation",)
             stack.enter_context(process(*link, log=folder / "link.log", env=env))
             wait_for(lambda: healthy(port), 60)
-            for k, table in enumerate(write_tables(folder, args.clients)):
+            tables = write_tables(folder, args.clients)
+            for k, table in enumerate(tables):
                 node = f"name='client{k}' data='{table}' label='y' state-dir='{folder / f'state{k}'}'"
                 words = ("flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{port}")
                 words += ("--port", str(free_port()), "--node-config", node)
                 stack.enter_context(process(*words, log=folder / f"node{k}.log", env=env))
-            pairs = []
+            rows = []
             for k in range(args.repeats):
-                theirs = statistics.median(flowers(folder / f"theirs{k}", args.rounds, env))
-                mine = statistics.median(ours(folder / f"ours{k}", args.rounds, args.clients, env))
-                pairs.append((mine, theirs))
-                print(f"repetition {k + 1}: ours {mine:.2f} s, Flower's {theirs:.2f} s a round", flush=True)
-        ratio = statistics.median(mine / theirs for mine, theirs in pairs)
-        mine, theirs = (statistics.median(column) for column in zip(*pairs, strict=True))
-        print("\n| clients | ours | Flower's FedAvg | ratio |\n|---|---|---|---|")
-        print(f"| {args.clients} | {mine:.2f} s | {theirs:.2f} s | {ratio:.2f} |")
+                row = [
+                    flowers(folder / f"flowers{k}", args.rounds, env),
+                    app(folder / f"app{k}", args.rounds, args.clients, env),
+                    commands(folder / f"commands{k}", tables, args.rounds, env),
+                ]
+                rows.append([statistics.median(times) for times in row])
+                print(f"repetition {k + 1}:", *(f"{seconds:.2f} s" for seconds in rows[-1]), flush=True)
+        print("\n| clients | program | seconds a round | of Flower's |\n|---|---|---|---|")
+        for j, what in enumerate(
+            ("Flower's FedAvg", "our app by `flwr run`", "`pfedme server` and `pfedme client`")
+        ):
+            seconds = statistics.median(row[j] for row in rows)
+            ratio = statistics.median(row[j] / row[0] for row in rows)
+            print(f"| {args.clients} | {what} | {seconds:.2f} | {ratio:.2f} |")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -4,6 +4,7 @@ clients, and machines of their own."""
 from __future__ import annotations
 
 import contextlib
+import shutil
 import subprocess
 import sys
 import time
@@ -19,6 +20,8 @@ if sys.platform != "linux":
 from live import NAMES, TRICKSTER, Live, federation, soon, table
 
 from pfedme.algorithms import Algorithm, FedAvg, PerFedAvg, PFedMe
+from pfedme.deploy.flower import BUNDLE, FOREIGN
+from pfedme.deploy.processes import Kept, await_health, environment
 
 pytestmark = pytest.mark.slow
 
@@ -134,6 +137,11 @@ def test_clients_that_mean_ill_are_turned_away_and_the_others_train_on(tmp_path:
     ):
         assert line in log, line
     assert "turned this client away: its table has no column 'age'" in live.said("other")
+    assert "does not know the key" in live.said("stranger")
+    assert "does not answer in plain text" in live.said("plain")
+    for name in ("stranger", "plain"):
+        assert not (live.state(name) / "model").exists()
+        assert not [url for url, _ in live.requests(name) if "push" in url]
     for line in live.ledger():
         assert (line["outcome"] == "counted") == (line["client"] in NAMES), line
     live.names = NAMES
@@ -143,6 +151,32 @@ def test_clients_that_mean_ill_are_turned_away_and_the_others_train_on(tmp_path:
         mine, theirs = (100 * one[kind]["accuracy"] for one in (disturbed, undisturbed))
         print(f"{kind} accuracy: {mine:.2f} %, undisturbed {theirs:.2f} %")
         assert abs(mine - theirs) <= 1, (kind, mine, theirs)
+
+
+def test_a_client_runs_no_program_but_its_own(tmp_path: Path):
+    """A bare SuperLink sends what it is given: here our app with another description."""
+    app, home = tmp_path / "app", tmp_path / "home"
+    shutil.copytree(BUNDLE, app)
+    described = (app / "pyproject.toml").read_text()
+    (app / "pyproject.toml").write_text(described.replace("pFedMe and its rivals", "Something"))
+    home.mkdir()
+    with federation(tmp_path / "live", ["east"]) as live:
+        (home / "config.toml").write_text(
+            f'[superlink.here]\naddress = "{live.host}:{live.port}"\ninsecure = true\n'
+        )
+        words = ["flower-superlink", "--insecure", "--host", live.host, "--port", str(live.port)]
+        words += ["--disable-runtime-dependency-installation"]
+        with Kept(words, tmp_path / "link.log", home) as link:
+            await_health(link, live.host, live.port, None)
+            live.client("east", trust=["--insecure"])
+            soon(lambda: "Connected to" in live.said("east"), 60, "a connection")
+            flwr = str(Path(sys.executable).with_name("flwr"))
+            out = f"min-clients=1 out={str(live.out)!r}"
+            run = [flwr, "run", str(app), "here", "-c", out]
+            subprocess.run(run, env=environment(home), check=True, capture_output=True)
+            assert live.wait("east", 60) == 1
+        assert f"{FOREIGN}; nothing of it was run." in live.said("east")
+        assert not (live.state("east") / "model").exists()
 
 
 class Hosts:
@@ -172,20 +206,8 @@ class Hosts:
         for i, name in enumerate(self.names):
             ip("netns", "add", name)
             ip("-n", name, "link", "set", "lo", "up")
-            ip(
-                "-n",
-                self.hub,
-                "link",
-                "add",
-                f"port{i}",
-                "type",
-                "veth",
-                "peer",
-                "name",
-                "eth0",
-                "netns",
-                name,
-            )
+            peer = ("peer", "name", "eth0", "netns", name)
+            ip("-n", self.hub, "link", "add", f"port{i}", "type", "veth", *peer)
             ip("-n", self.hub, "link", "set", f"port{i}", "master", "bridge", "up")
             ip("-n", name, "address", "add", f"{self.address(i)}/24", "dev", "eth0")
             ip("-n", name, "link", "set", "eth0", "up")
@@ -220,6 +242,17 @@ def hosts(mark: str, count: int) -> Iterator[Hosts]:
             made.remove()
 
 
+ASK = """
+import http.client, ssl, sys
+host, port, ca = sys.argv[1:]
+for path in ("/health", "/v1/control/list-runs"):
+    connection = http.client.HTTPSConnection(host, int(port), context=ssl.create_default_context(cafile=ca))
+    connection.request("GET", path)
+    print(connection.getresponse().status)
+"""
+"""Asks a server for something that is for all, and for something that is for its own machine."""
+
+
 def test_machines_of_their_own_one_of_them_cut_off(tmp_path: Path):
     began, rounds, cut = time.monotonic(), 14, "south"
     with (
@@ -233,6 +266,14 @@ def test_machines_of_their_own_one_of_them_cut_off(tmp_path: Path):
         for i, name in enumerate(NAMES, start=1):
             live.client(name, within=machines.within(i))
         at = 1 + NAMES.index(cut)
+        live.done(1)
+        for i, control in ((0, "405"), (1, "404")):
+            words = [*machines.within(i), sys.executable, "-c", ASK, live.host, str(live.port)]
+            answers = subprocess.run(
+                [*words, str(live.folder / "keys/ca.crt")], capture_output=True, text=True, check=True
+            )
+            assert answers.stdout.split() == ["200", control]
+        assert "Refused 10.77.0.2: it asked for '/v1/control/list-runs'" in live.log()
         live.done(2)
         machines.link(at, "down")
         live.logged(f": {cut} ")

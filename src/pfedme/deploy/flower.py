@@ -1,22 +1,29 @@
 """Flower's SuperLink and SuperNode as our commands start them: closed where Flower is open.
 
-    python -m pfedme.deploy.flower superlink|supernode GATE FLOWER'S OPTIONS...
+    python -m pfedme.deploy.flower superlink|supernode|superexec GATE FLOWER'S OPTIONS...
 
 The SuperLink lets other machines do only what a client must do (Flower would let them submit programs), lets
 clients in once the file GATE exists, and says whom it turned away. The SuperNode runs no program but the one
 that is part of the pfedme that is installed beside it, whatever the server sends.
+
+Flower starts a program for each message, which takes seconds. The SuperNode's SuperExec forks it off a
+process that has imported everything already; that is safe because JAX is idle there until after the fork.
 """
 
 from __future__ import annotations
 
 import hashlib
 import ipaddress
+import multiprocessing
 import ssl
+import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from contextlib import contextmanager
+from multiprocessing import forkserver
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 BUNDLE = Path(__file__).with_name("bundle")
@@ -26,6 +33,8 @@ MARK = "pfedme: "
 FOREIGN = "The server sent a program that is not part of the pfedme on this machine"
 AGAIN_S = 60.0
 """Seconds before the same is said again."""
+PULL_S = 1.0
+"""Seconds after which a client asks again whether there is something to do; Flower would wait for three."""
 CLIENTS_PATHS = ("/v1/fleet/", "/health")
 """What other machines may ask for."""
 REFUSALS = {
@@ -141,7 +150,7 @@ def superlink(gate: Path) -> None:
     flower_superlink()
 
 
-def supernode(_: Path) -> None:
+def supernode(gate: Path) -> None:
     """Flower's SuperNode, which runs our app only."""
     from flwr.supernode import start_client_internal as node
     from flwr.supernode.cli import flower_supernode
@@ -163,8 +172,54 @@ def supernode(_: Path) -> None:
 
             yield id, receive, send, get_run, get_own_fab, *rest
 
-    node.__dict__["http_request_response"] = connected
+    pull = node.__dict__["_pull_and_store_message"]
+
+    def pulled(**given: Any) -> int:
+        while (run := pull(**given)) is None:
+            time.sleep(PULL_S)
+        return run
+
+    def start(words: list[str]) -> object:
+        return subprocess.Popen([*command("superexec", gate), *words[1:]])
+
+    node.__dict__.update(
+        http_request_response=connected,
+        _pull_and_store_message=pulled,
+        subprocess=SimpleNamespace(Popen=start),
+    )
     flower_supernode()
+
+
+def superexec(_: Path) -> None:
+    """Flower's SuperExec, which forks the client's program off a process that is ready for it."""
+    from flwr.supercore.cli import flower_superexec
+    from flwr.supercore.superexec.executor import subprocess_executor
+
+    ready = multiprocessing.get_context("forkserver")
+    ready.set_forkserver_preload(["flwr.supernode.cli", "pfedme.deploy.app"])
+    forkserver.ensure_running()
+
+    def start(words: list[str]) -> object:
+        multiprocessing.active_children()  # which lets those go that have ended
+        child = ready.Process(target=client_app, args=(words,), daemon=True)
+        child.start()
+        return child
+
+    subprocess_executor.__dict__["subprocess"] = SimpleNamespace(Popen=start)
+    flower_superexec()
+
+
+def client_app(words: list[str]) -> None:
+    """Flower's program for one message, in a process of its own."""
+    from flwr.supernode.cli import flwr_clientapp
+
+    sys.argv = words
+    flwr_clientapp()
+
+
+def command(which: str, gate: Path) -> list[str]:
+    """The command that starts one of these programs; Flower's options come after it."""
+    return [sys.executable, "-m", "pfedme.deploy.flower", which, str(gate)]
 
 
 def program() -> bytes:
@@ -175,6 +230,7 @@ def program() -> bytes:
 
 
 if __name__ == "__main__":
-    which, gate = {"superlink": superlink, "supernode": supernode}[sys.argv[1]], Path(sys.argv[2])
+    programs = {"superlink": superlink, "supernode": supernode, "superexec": superexec}
+    which, gate = programs[sys.argv[1]], Path(sys.argv[2])
     sys.argv = [f"flower-{sys.argv[1]}", *sys.argv[3:]]
     which(gate)

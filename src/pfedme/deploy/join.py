@@ -14,9 +14,9 @@ import tomli_w
 
 from pfedme.data.table import OPTIONS, Table, joined
 from pfedme.deploy.client import MODEL
-from pfedme.deploy.flower import FOREIGN, MARK
+from pfedme.deploy.flower import FOREIGN, MARK, command
 from pfedme.deploy.keys import ClientKeys
-from pfedme.deploy.processes import Kept, flower, free_port, private_home
+from pfedme.deploy.processes import Kept, free_port, private_home
 from pfedme.errors import InputError, RunError
 from pfedme.files import writing
 
@@ -83,8 +83,8 @@ def join(client: Joining, say: Callable[[str], None]) -> None:
                 options += ["--auth-supernode-private-key", str(client.keys.key)]
             else:
                 options += ["--insecure"]
-            command = flower("supernode", home / "gate", options)
-            with Kept(command, client.state / CLIENT_LOG, home) as node:
+            words = [*command("supernode", home / "gate"), *options]
+            with Kept(words, client.state / CLIENT_LOG, home) as node:
                 over, connected, last = _watch(client, node, last, say)
             if over:
                 return

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from pfedme.deploy.keeper import descendants
 from pfedme.errors import InputError, RunError
-from pfedme.files import writing
+from pfedme.files import cache_folder, writing
 
 KEEPER = Path(__file__).with_name("keeper.py")
 START_S = 180.0
@@ -93,10 +93,15 @@ def lines_since(path: Path, place: int) -> tuple[list[str], int]:
 def environment(home: Path) -> dict[str, str]:
     """The environment of Flower's programs: quiet, with a home of their own, and each other on the path."""
     beside = str(Path(sys.executable).parent)
+    given = dict(os.environ)
+    if given.pop("PYTHONDONTWRITEBYTECODE", None):
+        # Without bytecode each of Flower's many processes would compile its sources anew, for seconds.
+        given["PYTHONPYCACHEPREFIX"] = str(cache_folder() / "bytecode")
     return {
-        **os.environ,
+        **given,
         "PATH": os.pathsep.join([beside, os.environ.get("PATH", os.defpath)]),
         "FLWR_HOME": str(home),
+        "TMPDIR": str(home),
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         # How often Flower's programs look for work; its default of a second is most of a short round.
@@ -113,11 +118,6 @@ def private_home() -> Iterator[Path]:
         yield home
     finally:
         shutil.rmtree(home, ignore_errors=True)
-
-
-def flower(which: str, gate: Path, options: Sequence[str]) -> list[str]:
-    """The command that starts Flower's SuperLink or SuperNode."""
-    return [sys.executable, "-m", "pfedme.deploy.flower", which, str(gate), *options]
 
 
 def parse_address(text: str, option: str) -> tuple[str, int]:

@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from pfedme.deploy.book import LEDGER, LOG, note
-from pfedme.deploy.flower import BUNDLE, MARK
+from pfedme.deploy.flower import BUNDLE, MARK, command
 from pfedme.deploy.keys import server_keys
 from pfedme.deploy.link import Link, Status
 from pfedme.deploy.processes import (
     Kept,
     await_health,
-    flower,
     joined,
     lines_since,
     own_address,
@@ -140,7 +139,7 @@ def _serve(setup: Setup, out: Path, home: Path, screen: Rounds, *, resume: bool)
     gate, seen = home / "gate", lines_since(out / LOG, 0)[1]
     config = {**setup.config, "out": str(out.absolute()), "resume": resume}
     ca = keys.ca if keys else None
-    with Kept(flower("superlink", gate, options), out / FLOWER_LOG, home) as process:
+    with Kept([*command("superlink", gate), *options], out / FLOWER_LOG, home) as process:
         await_health(process, setup.host, setup.port, ca)
         with Link(joined(own_address(setup.host), setup.port), ca) as link:
             if keys:
