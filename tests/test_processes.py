@@ -16,7 +16,7 @@ import pytest
 pytest.importorskip("flwr")
 
 from pfedme.cli import main
-from pfedme.deploy import flower, keys, processes
+from pfedme.deploy import flower, join, keys, processes
 from pfedme.deploy.keeper import descendants
 from pfedme.errors import InputError
 
@@ -225,3 +225,39 @@ def test_other_machines_may_ask_only_for_what_clients_need():
     assert flower.is_here("::ffff:127.0.0.1", "::")
     assert not flower.is_here("10.0.0.8", "10.0.0.7")
     assert not flower.is_here("", "")
+
+
+def test_a_client_that_was_killed_is_let_in_again_at_once():
+    from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID
+    from flwr.proto.fleet_pb2 import ActivateNodeRequest
+    from flwr.server.superlink.linkstate import LinkStateFactory
+    from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME
+    from flwr.supercore.error import FlowerError
+    from flwr.supercore.object_store import ObjectStoreFactory
+    from flwr.superlink.federation import NoOpFederationManager
+    from flwr.superlink.servicer.fleet.fleet_handlers import activate_node
+
+    memory = FLWR_IN_MEMORY_DB_NAME
+    state = LinkStateFactory(memory, NoOpFederationManager(), ObjectStoreFactory(memory)).state()
+    node = state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, b"north", 30)
+    request, stranger = (
+        ActivateNodeRequest(public_key=key, heartbeat_interval=30) for key in (b"north", b"-")
+    )
+    assert activate_node(request=request, state=state).node_id == node
+    with pytest.raises(FlowerError):  # otherwise nothing of ours is needed
+        activate_node(request=request, state=state)
+    activate = flower.replacing(activate_node)
+    assert activate(request=request, state=state).node_id == node
+    with pytest.raises(FlowerError):
+        activate(request=stranger, state=state)
+
+
+def test_a_state_folder_has_one_client_at_a_time(tmp_path: Path):
+    with (
+        join.at_work(tmp_path / "state"),
+        pytest.raises(InputError, match="Another process is at work in"),
+        join.at_work(tmp_path / "state"),
+    ):
+        pass
+    with join.at_work(tmp_path / "state"):
+        pass

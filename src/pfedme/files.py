@@ -7,7 +7,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, BinaryIO
 
 import pooch
 
@@ -47,6 +47,21 @@ def refuse_file(path: Path) -> None:
 def cache_folder() -> Path:
     """Where fetched data is kept: $PFEDME_CACHE, or pfedme in the user's cache folder."""
     return Path(os.environ.get("PFEDME_CACHE") or pooch.os_cache("pfedme"))
+
+
+@contextlib.contextmanager
+def alone(path: Path) -> Iterator[IO[bytes]]:
+    """A file, made if need be, that marks its folder as this process's own until it ends, however it ends."""
+    import fcntl  # which Windows has not
+
+    with path.open("ab+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError(
+                f"Another process is at work in {path.parent}; wait for it, or stop it."
+            ) from None
+        yield file
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ from optuna.storages.journal import JournalFileBackend, JournalStorage
 from optuna.trial import TrialState
 
 from pfedme.errors import InputError
-from pfedme.files import atomic_write, refuse_file
+from pfedme.files import alone, atomic_write, refuse_file
 from pfedme.search import Search
 
 
@@ -55,11 +54,7 @@ def opened(out: Path, search: Search) -> Iterator[optuna.Study]:
     out.mkdir(parents=True, exist_ok=True)
     atomic_write(out / "tune.json", json.dumps(search.to_json(), indent=1) + "\n")
     journal = out / "trials.journal"
-    with journal.open("ab+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until the process ends, however it ends
-        except BlockingIOError:
-            raise InputError(f"Another process is at work in {out}; wait for it, or stop it.") from None
+    with alone(journal) as file:
         for stale in out.glob(f"{journal.name}.lock*"):  # Optuna's own, which outlive a killed process
             stale.unlink()
         lines = journal.read_bytes().splitlines(keepends=True)

@@ -108,11 +108,11 @@ def client(args: argparse.Namespace) -> int:
     table = build(Table, {**given, "path": args.data, "owner": name}, "the table")
     rows = table.load()
     joining = join.Joining(joined(host, port), table, args.state, own, args.share_metrics)
-    join.prepare(args.state)
     say = join.console
     train, test = int(rows.n_train.sum()), int(rows.n_test.sum())
-    say(f"{args.data}: {train:,} rows to train on, {test:,} to test on; they stay here.")
-    join.join(joining, say)
+    with join.at_work(args.state):
+        say(f"{args.data}: {train:,} rows to train on, {test:,} to test on; they stay here.")
+        join.join(joining, say)
     say("The run is over.")
     print(f"The model is in {args.state / join.MODEL}. To use it:")
     print(f"  pfedme predict {shlex.quote(str(args.state / join.MODEL))} --data TABLE -o predictions.csv")

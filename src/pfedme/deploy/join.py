@@ -6,7 +6,8 @@ import dataclasses
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,9 @@ from pfedme.deploy.flower import FOREIGN, MARK, command
 from pfedme.deploy.keys import ClientKeys
 from pfedme.deploy.processes import Kept, free_port, private_home
 from pfedme.errors import InputError, RunError
-from pfedme.files import writing
+from pfedme.files import alone, writing
 
-CLIENT_LOG = "client.log"
+CLIENT_LOG, LOCK = "client.log", "lock"
 REFUSED, DONE = "refused.txt", "done"
 """Files, in the state folder, by which a server's last word to a client is known."""
 LOOK_S = 0.3
@@ -61,13 +62,17 @@ class Joining:
         }
 
 
-def prepare(state: Path) -> None:
-    """Makes the state folder, its owner's alone, without the last word of an earlier server."""
+@contextmanager
+def at_work(state: Path) -> Iterator[None]:
+    """Makes the state folder, its owner's and this process's alone, without an earlier server's last word."""
     with writing(state):
         state.mkdir(parents=True, exist_ok=True)
         state.chmod(0o700)
-        for name in (REFUSED, DONE):
-            (state / name).unlink(missing_ok=True)
+    with alone(state / LOCK):
+        with writing(state):
+            for name in (REFUSED, DONE):
+                (state / name).unlink(missing_ok=True)
+        yield
 
 
 def join(client: Joining, say: Callable[[str], None]) -> None:
