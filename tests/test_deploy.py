@@ -17,7 +17,18 @@ from pfedme.algorithms import Algorithm, Alone, FedAvg, FedAvgFT, PerFedAvg, PFe
 from pfedme.data.table import Table
 from pfedme.deploy.book import Book, carry_out
 from pfedme.deploy.client import Client
-from pfedme.deploy.server import GONE, Channel, Content, Kind, Plan, Reply, Server, Stopped
+from pfedme.deploy.server import (
+    GONE,
+    Channel,
+    Content,
+    Enough,
+    Kind,
+    Plan,
+    Reply,
+    Server,
+    Stopped,
+    never,
+)
 from pfedme.errors import InputError
 from pfedme.execute import execute
 from pfedme.models import DNN, MLR
@@ -45,6 +56,10 @@ def owners(folder: Path, *, quantity: bool = False, clients: int = 5) -> Path:
     return folder / "tables"
 
 
+ANSWER_S = 5.0
+"""Seconds, of a room's clock, after which its clients answer."""
+
+
 class Room(Channel):
     """Clients in the same room as the server."""
 
@@ -58,6 +73,8 @@ class Room(Channel):
         self.gone: set[str] = set()
         self.tricks: dict[str, Callable[[Content], Content | None]] = {}
         """What some clients make of what they should upload; None if they hang."""
+        self.waited: list[float] = []
+        """How many seconds, of a clock of this room's own, clients were waited for in each round."""
         self.sent: list[tuple[str, str, Content]] = []
 
     def present(self) -> list[str]:
@@ -67,8 +84,19 @@ class Room(Channel):
         return {"train": client.train, "finish": client.finish}.get(kind, client.refused)
 
     def ask(
-        self, kind: Kind, contents: Mapping[str, Content], deadline: float, enough: Callable[[str], bool]
+        self, kind: Kind, contents: Mapping[str, Content], deadline: float, enough: Enough = never
     ) -> dict[str, Reply]:
+        replies = self.answers(kind, contents)
+        hanging, seconds = set(contents) - set(replies), 0.0
+        while seconds < deadline and not enough(set(contents) if seconds < ANSWER_S else hanging, seconds):
+            if seconds >= ANSWER_S and not hanging:
+                break
+            seconds += 1.0
+        if kind == "train":
+            self.waited.append(seconds)
+        return replies
+
+    def answers(self, kind: Kind, contents: Mapping[str, Content]) -> dict[str, Reply]:
         replies = {}
         for name, content in contents.items():
             own = self.clients[name]
@@ -223,6 +251,26 @@ def test_a_bad_upload_is_dropped_and_the_others_go_on(
     assert len(counted) == 8
 
 
+@pytest.mark.parametrize(
+    ("least", "waited"), [(4, [60.0, 9.0, 9.0, 5.0]), (5, [60.0, 60.0, 60.0, 5.0, 5.0, 5.0, 5.0])]
+)
+def test_who_was_late_is_waited_for_twice_as_long_as_the_others_unless_it_is_needed(
+    least: int, waited: list[float], tmp_path: Path
+):
+    room = Room(owners(tmp_path), tmp_path / "state")
+    times = iter([None] * 3)
+    room.tricks["north"] = lambda content: next(times, content)
+    plan = Plan(
+        algorithm=FedAvg(**QUICK), model=MLR(), rounds=4, min_clients=5, min_replies=least, deadline=60.0
+    )
+    out = deployed(tmp_path, plan, room)
+    assert room.waited == waited
+    lines = [line for line in ledger(out) if line["client"] == "north"]
+    assert [line["outcome"] for line in lines[:4]] == ["late", "late", "late", "counted"]
+    within = ["60", "8" if least == 4 else "60"]
+    assert [line["reason"] for line in lines[:2]] == [f"no reply within {s} seconds" for s in within]
+
+
 def test_the_ledger_tells_what_each_client_did_to_the_step(tmp_path: Path):
     room = Room(owners(tmp_path), tmp_path / "state")
     plan = Plan(algorithm=FedAvg(**QUICK, aggregation="samples"), model=MLR(), rounds=1, min_clients=5)
@@ -335,7 +383,7 @@ def test_who_is_slow_to_agree_or_leaves_meanwhile_is_asked_again(tmp_path: Path)
         asked = 0
 
         def ask(
-            self, kind: Kind, contents: Mapping[str, Content], deadline: float, enough: Callable[[str], bool]
+            self, kind: Kind, contents: Mapping[str, Content], deadline: float, enough: Enough = never
         ) -> dict[str, Reply]:
             self.asked += 1
             replies = super().ask(kind, contents, deadline, enough)

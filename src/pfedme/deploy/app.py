@@ -19,7 +19,7 @@ from pfedme.algorithms import ALGORITHMS
 from pfedme.data.table import OPTIONS, Table
 from pfedme.deploy.book import Book, carry_out
 from pfedme.deploy.client import Client
-from pfedme.deploy.server import GONE, Content, Kind, Plan, Reply, Server
+from pfedme.deploy.server import GONE, Content, Enough, Kind, Plan, Reply, Server, never
 from pfedme.devices import keep_compiled_programs
 from pfedme.errors import InputError, RunError, unknown
 from pfedme.models import parse_model
@@ -103,13 +103,17 @@ class FlowerChannel:
         return sorted({self.known[node] for node in nodes if node in self.known})
 
     def ask(
-        self, kind: Kind, contents: Mapping[str, Content], deadline: float, enough: Callable[[str], bool]
+        self, kind: Kind, contents: Mapping[str, Content], deadline: float, enough: Enough = never
     ) -> dict[str, Reply]:
         """See `Channel.ask`."""
         online = set(self.grid.get_node_ids())
         nodes = {name: node for node, name in self.known.items() if node in online}
         asked = {nodes[name]: content for name, content in contents.items() if name in nodes}
-        replies = self._exchange(TYPES[kind], asked, deadline, lambda node: enough(self.known[node]))
+
+        def done(waiting: set[int], seconds: float) -> bool:
+            return enough({self.known[node] for node in waiting}, seconds)
+
+        replies = self._exchange(TYPES[kind], asked, deadline, done)
         return {self.known[node]: self._checked(node, reply) for node, reply in replies.items()}
 
     def _checked(self, node: int, reply: Reply) -> Reply:
@@ -124,27 +128,25 @@ class FlowerChannel:
         kind: str,
         contents: Mapping[int, Content],
         deadline: float,
-        enough: Callable[[int], bool] = lambda _: False,
+        done: Callable[[set[int], float], bool] = lambda waiting, seconds: False,
     ) -> dict[int, Reply]:
         messages = [
             Message(content=packed(content), message_type=kind, dst_node_id=node, ttl=deadline)
             for node, content in contents.items()
         ]
         # By the message that it answers: what Flower itself answers, for a client that has gone, has no node.
-        asked = {id: node for id, node in zip(self.grid.push_messages(messages), contents, strict=True) if id}
-        waiting = set(asked)
+        pushed = self.grid.push_messages(messages)
+        waiting = {id: node for id, node in zip(pushed, contents, strict=True) if id}
         replies: dict[int, Reply] = {}
-        until, done = time.monotonic() + deadline, False
-        while waiting and not done and time.monotonic() < until:
+        began, seconds = time.monotonic(), 0.0
+        while waiting and seconds < deadline and not done(set(waiting.values()), seconds):
             for message in self.grid.pull_messages(list(waiting)):
-                waiting.discard(message.metadata.reply_to_message_id)
-                node = asked[message.metadata.reply_to_message_id]
-                if message.has_error() and message.error.code in EXPIRED:
-                    continue
-                replies[node] = read_reply(message)
-                done |= enough(node)
-            if waiting and not done:
+                node = waiting.pop(message.metadata.reply_to_message_id)
+                if not (message.has_error() and message.error.code in EXPIRED):
+                    replies[node] = read_reply(message)
+            if waiting:
                 time.sleep(POLL_S)
+            seconds = time.monotonic() - began
         return replies
 
 

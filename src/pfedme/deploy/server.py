@@ -46,8 +46,19 @@ class Reply(NamedTuple):
     error: str = ""
 
 
+PATIENCE = 2.0
+"""How many times as long as for the others to wait for a client that was late the last time."""
 GONE = "it was asked, and then its connection ended"
 """The error of a client that may come back."""
+
+
+Enough = Callable[[set[str], float], bool]
+"""Whether to wait no longer for clients, so many seconds after they were asked."""
+
+
+def never(waiting: set[str], seconds: float) -> bool:
+    """The answer of those who wait until all have answered, or the deadline has come."""
+    return False
 
 
 class Channel(Protocol):
@@ -58,11 +69,11 @@ class Channel(Protocol):
         ...
 
     def ask(
-        self, kind: Kind, contents: Mapping[str, Content], deadline: float, enough: Callable[[str], bool]
+        self, kind: Kind, contents: Mapping[str, Content], deadline: float, enough: Enough = never
     ) -> dict[str, Reply]:
         """The replies of clients, each asked for its own content, that come within `deadline` seconds.
 
-        Waits no longer once `enough` of the name of a client that has just answered is true.
+        Waits no longer once `enough` is true of the clients that have not answered.
         """
         ...
 
@@ -180,7 +191,7 @@ class Server:
             present = self.channel.present()
             new = {name: Content({}, {}) for name in present if name not in asked}
             if len(present) >= plan.min_clients and new:
-                replies = self.channel.ask("agree", new, plan.deadline, lambda _: False)
+                replies = self.channel.ask("agree", new, plan.deadline)
                 # Who does not answer, be it too late or gone, is asked again.
                 asked |= {name: reply for name, reply in replies.items() if reply.error != GONE}
                 said = {name: reply.content.words for name, reply in asked.items() if reply.content}
@@ -212,7 +223,7 @@ class Server:
         self.turned_away |= set(reasons)
         contents = {name: Content({"reason": why}, {}) for name, why in reasons.items()}
         if contents:
-            self.channel.ask("refuse", contents, self.plan.deadline, lambda _: False)
+            self.channel.ask("refuse", contents, self.plan.deadline)
 
     def _turn_away(self, agreement: Agreement) -> None:
         """Tells clients that have come after the agreement that the run goes on without them, each once."""
@@ -236,7 +247,7 @@ class Server:
     def round(self, progress: Progress) -> Progress:
         """The state after one more round, which is tried again as long as too few replies are good."""
         cohort, ledger = self.cohort(progress), list(progress.ledger)
-        least = min(self.plan.min_replies or -(-len(cohort) // 2), len(cohort))
+        least = self.least(cohort)
         before = max((part.attempt for part in ledger if part.round == progress.t), default=0)
         self._turn_away(progress.agreement)
         for attempt in range(before + 1, before + self.plan.tries + 1):
@@ -268,6 +279,10 @@ class Server:
             progress,
         )
 
+    def least(self, cohort: Sequence[str]) -> int:
+        """Good replies that a round must have."""
+        return min(self.plan.min_replies or -(-len(cohort) // 2), len(cohort))
+
     def _await(self, cohort: Sequence[str], least: int) -> None:
         """Waits, for as long as clients have for a round, until enough of a cohort are there."""
         until = time.monotonic() + self.plan.deadline
@@ -279,11 +294,15 @@ class Server:
     ) -> tuple[list[Part], dict[str, tuple[np.ndarray, int]]]:
         """What became of each client's part of a round, and the uploads, with rows, that are good."""
         here = [name for name in cohort if name in self.channel.present()]
-        waiting = set(here)
+        last = {part.client: part.outcome for part in progress.ledger}
+        slow = {name for name in here if last.get(name) == "late"}
+        others = 0.0
 
-        def enough(name: str) -> bool:
-            waiting.discard(name)
-            return not waiting
+        def enough(waiting: set[str], seconds: float) -> bool:
+            nonlocal others
+            if waiting - slow or len(here) - len(waiting) < self.least(cohort):
+                others = seconds
+            return seconds > PATIENCE * others
 
         asked = {name: Content(self.words(progress, name), {"w": progress.w}) for name in here}
         replies = self.channel.ask("train", asked, self.plan.deadline, enough) if asked else {}
@@ -296,8 +315,10 @@ class Server:
             if reply is None and name not in here:
                 part = dataclasses.replace(part, outcome="absent", reason="it is not connected")
             elif reply is None:
-                late = f"no reply within {self.plan.deadline:g} seconds"
-                part = dataclasses.replace(part, outcome="late", reason=late)
+                until = min(self.plan.deadline, PATIENCE * others if name in slow else np.inf)
+                part = dataclasses.replace(
+                    part, outcome="late", reason=f"no reply within {until:.3g} seconds"
+                )
             elif reply.content is None:
                 part = dataclasses.replace(part, outcome="failed", reason=reply.error)
             elif why := unfit(reply.content, progress.w, weighted):
@@ -367,13 +388,7 @@ class Server:
         asked = {
             name: Content({**self.words(progress, name), "last": last}, {"w": progress.w}) for name in here
         }
-        waiting = set(here)
-
-        def enough(name: str) -> bool:
-            waiting.discard(name)
-            return not waiting
-
-        replies = self.channel.ask("finish", asked, self.plan.deadline, enough) if asked else {}
+        replies = self.channel.ask("finish", asked, self.plan.deadline) if asked else {}
         for name in progress.agreement.names:
             reply = replies.get(name)
             if reply is None or reply.content is None:
