@@ -33,10 +33,10 @@ if getattr(jax.config, "jax_num_cpu_devices", 0) < 0:
         jax.config.update("jax_num_cpu_devices", cores())
 
 
-def keep_compiled_programs() -> None:
-    """Lets JAX keep what it compiles in the user's cache folder, so that the next start is quick."""
+def keep_compiled_programs(least_s: float = 0.2) -> None:
+    """Lets JAX keep what takes so many seconds to compile in the user's cache folder, for the next start."""
     jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "xla"))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", least_s)
 
 
 @cache

@@ -142,9 +142,9 @@ class Simulation:
         models = 2 * self.cohort * sum(leaf.nbytes for leaf in jax.tree.leaves(self.start().w))
         return max(1, CACHE_BYTES // models)
 
-    def start(self) -> State:
-        """Before the first round."""
-        w = first_model(self.model, self.seed)
+    def start(self, w: Params | None = None) -> State:
+        """Before the first round, with the first model or another."""
+        w = first_model(self.model, self.seed) if w is None else w
         one = self.algorithm.init(w)
         clients = jax.tree.map(lambda a: jnp.broadcast_to(a, (self.federation.clients, *a.shape)), one)
         return State(0, *everywhere((w, clients)))

@@ -60,7 +60,7 @@ def answered(work: Callable[[Client, Content], Content]) -> Callable[[Message, C
     """A handler of messages that answers an error with a sentence instead of a traceback."""
 
     def handle(message: Message, context: Context) -> Message:
-        keep_compiled_programs()
+        keep_compiled_programs(0.0)  # a process for each message would compile even the smallest again
         try:
             content = work(client_of(context.node_config), unpacked(message.content))
         except (InputError, RunError) as error:

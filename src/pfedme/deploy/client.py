@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-import jax.numpy as jnp
+import jax
 import numpy as np
 
 from pfedme.algorithms import ALGORITHMS
@@ -21,7 +21,7 @@ from pfedme.metrics import Scores
 from pfedme.models import MODELS
 from pfedme.predictor import Predictor
 from pfedme.schema import Schema
-from pfedme.simulate import Evaluation, Simulation, State
+from pfedme.simulate import Evaluation, Simulation
 from pfedme.spec import build
 
 MODEL = "model"
@@ -96,9 +96,9 @@ class Task:
         features, classes = self.federation.features, len(self.schema.labels)
         model = described.settled(features, self.federation.shape).build(features, classes)
         self.simulation = Simulation(algorithm, model, self.federation, cohort=1, seed=words["seed"])
-        start = self.simulation.start()
-        w = start.w.like(jnp.asarray(asked.arrays["w"]))
-        self.now = State(int(words["round"]), w, start.clients)
+        like = jax.eval_shape(model.init, self.simulation.key)
+        start = self.simulation.start(jax.jit(like.like)(asked.arrays["w"]))
+        self.now = start._replace(t=int(words["round"]))
 
 
 def _part(words: dict[str, Any], known: dict[str, Any], what: str) -> Any:
