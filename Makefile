@@ -19,7 +19,7 @@ test-all: lint
 	$(BIN)/pytest -n 2 --dist loadfile -m ''
 
 test-live: $(INSTALLED)
-	$(BIN)/pytest -m slow -s tests/test_live.py tests/test_live_long.py
+	$(BIN)/pytest -m '' -s tests/test_live.py tests/test_live_long.py
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

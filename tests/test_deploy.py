@@ -8,6 +8,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import polars as pl
@@ -15,7 +16,7 @@ import pytest
 
 from pfedme.algorithms import Algorithm, Alone, FedAvg, FedAvgFT, PerFedAvg, PFedMe
 from pfedme.data.table import Table
-from pfedme.deploy.book import Book, carry_out
+from pfedme.deploy.book import Book, carry_out, note
 from pfedme.deploy.client import Client
 from pfedme.deploy.server import (
     GONE,
@@ -28,6 +29,8 @@ from pfedme.deploy.server import (
     Server,
     Stopped,
     never,
+    scores_shape,
+    unfit,
 )
 from pfedme.errors import InputError
 from pfedme.execute import execute
@@ -73,6 +76,8 @@ class Room(Channel):
         self.gone: set[str] = set()
         self.tricks: dict[str, Callable[[Content], Content | None]] = {}
         """What some clients make of what they should upload; None if they hang."""
+        self.scores: dict[str, object] = {}
+        """What some clients say that their scores are."""
         self.waited: list[float] = []
         """How many seconds, of a clock of this room's own, clients were waited for in each round."""
         self.sent: list[tuple[str, str, Content]] = []
@@ -109,6 +114,8 @@ class Room(Channel):
                 continue
             if kind == "train" and name in self.tricks:
                 answer = self.tricks[name](answer)
+            if kind == "finish" and name in self.scores:
+                answer = Content({"scores": self.scores[name]}, {})
             if answer is not None:
                 told = Content(json.loads(json.dumps(answer.words)), answer.arrays)
                 self.sent.append((kind, name, told))
@@ -251,6 +258,158 @@ def test_a_bad_upload_is_dropped_and_the_others_go_on(
     assert len(counted) == 8
 
 
+@pytest.mark.parametrize("rows", ["x", 0, -3, 2**31, None, 1.5])
+def test_nobody_can_claim_to_have_any_number_of_rows(rows: object):
+    w = np.zeros(3, np.float32)
+    assert unfit(Content({"rows": rows}, {"w": w}), w, weighted=True)
+    assert not unfit(Content({"rows": rows}, {"w": w}), w, weighted=False)
+
+
+SUMS = {"loss": 1.0, "rows": 10, "right": 5}
+SCORES = {"n_train": 30, "n_test": 10, "info": {}, "test": {"global": SUMS}, "train": {"global": SUMS}}
+
+
+@pytest.mark.parametrize(
+    "scores",
+    [
+        1,
+        {},
+        SCORES | {"info": 3},
+        SCORES | {"n_test": -1},
+        SCORES | {"test": {"global": "x"}},
+        SCORES | {"test": {"global": {}}},
+        SCORES | {"test": {"global": SUMS | {"loss": float("nan")}}},
+        SCORES | {"test": {"global": SUMS | {"right": "5"}}},
+    ],
+)
+def test_scores_that_cannot_be_have_no_shape(scores: object):
+    assert scores_shape(scores) == ()
+    assert scores_shape(SCORES)
+
+
+def test_scores_that_are_not_like_the_others_are_left_out(tmp_path: Path):
+    room = Room(owners(tmp_path, clients=3), tmp_path / "state")
+    room.scores["east"] = SCORES
+    room.tricks["north"] = lambda content: Content({"rows": "x"}, content.arrays)
+    plan = Plan(algorithm=FedAvg(**QUICK, aggregation="samples"), model=MLR(), rounds=1, min_clients=3)
+    out = deployed(tmp_path, plan, room)
+    assert {line["client"]: line["outcome"] for line in ledger(out)}["north"] == "dropped"
+    assert "east shares scores that cannot be" in (out / "server.log").read_text()
+    with (out / "clients.csv").open(newline="") as file:
+        assert [line["client"] for line in csv.DictReader(file)] == ["north", "south"]
+
+
+def test_the_owner_of_a_table_decides_which_columns_are_used(tmp_path: Path):
+    tables = owners(tmp_path, clients=2)
+    asked = []
+
+    class Curious(Room):
+        """A room whose server keeps what it asks for."""
+
+        def answers(self, kind: Kind, contents: Mapping[str, Content]) -> dict[str, Reply]:
+            asked.extend(content for content in contents.values() if kind == "train")
+            return super().answers(kind, contents)
+
+    room = Curious(tables, tmp_path / "state")
+    plan = Plan(algorithm=FedAvg(**QUICK), model=MLR(), rounds=1, min_clients=2)
+    deployed(tmp_path, plan, room)
+    own = room.clients["east"]
+    for fields in ({"drop": ("ward",)}, {"features": ("age", "dose")}, {"label": "age"}):
+        client = dataclasses.replace(own, table=dataclasses.replace(own.table, **fields))
+        with pytest.raises(InputError, match="The server asks for the column"):
+            client.train(asked[0])
+
+
+def test_a_category_that_only_test_rows_have_is_as_in_a_simulation(tmp_path: Path):
+    tables = owners(tmp_path, clients=2)
+    path = tables / "east.csv"
+    frame = pl.read_csv(path)
+    for row in range(frame.height):
+        rare = pl.when(pl.int_range(frame.height) == row).then(pl.lit("rare")).otherwise(pl.col("ward"))
+        frame.with_columns(rare.alias("ward")).write_csv(path)
+        if "rare" not in Table(path=str(path), label="sick", owner="east").tell().categories["ward"]:
+            break
+    algorithm = FedAvg(**QUICK)
+    plan = Plan(algorithm=algorithm, model=MLR(), rounds=1, min_clients=2)
+    out = deployed(tmp_path, plan, Room(tables, tmp_path / "state"))
+    run = Run(
+        algorithm=algorithm, data=Table(path=str(tables), label="sick"), model=MLR(), rounds=1, cohort=2
+    )
+    simulated = execute(run, tmp_path / "simulated")
+    np.testing.assert_allclose(w_of(out), np.asarray(simulated.w), rtol=1e-5, atol=1e-6)
+    mine = json.loads((out / "record.json").read_text())["final"]["local"]["accuracy"]
+    assert mine == simulated.record["history"][-1]["local"]["accuracy"]
+
+
+def test_who_mends_its_table_is_taken(tmp_path: Path):
+    tables = owners(tmp_path, clients=3)
+    good = (tables / "east.csv").read_text()
+    (tables / "east.csv").write_text(good.replace("age,", "years,", 1))
+
+    class Mending(Room):
+        """A room in which the client that was turned away leaves, and comes back with another table."""
+
+        left = 0
+
+        def present(self) -> list[str]:
+            if (self.clients["east"].state / "refused.txt").exists() and self.left < 2:
+                self.left += 1
+                (tables / "east.csv").write_text(good)
+                return ["north", "south"]
+            return super().present()
+
+    plan = Plan(algorithm=FedAvg(**QUICK), model=MLR(), rounds=1, min_clients=3)
+    agreement = Server(plan, Mending(tables, tmp_path / "state"), print).begin().agreement
+    assert (agreement.names, agreement.refused) == (("east", "north", "south"), {})
+
+
+def test_after_a_resume_clients_are_waited_for_before_they_are_judged(tmp_path: Path):
+    tables = owners(tmp_path, clients=3)
+    plan = Plan(algorithm=FedAvg(**QUICK), model=MLR(), rounds=1, min_clients=3, deadline=20.0)
+
+    class Slow(Room):
+        """A room into which clients come one after the other."""
+
+        looks = 0
+
+        def present(self) -> list[str]:
+            self.looks += 1
+            return super().present()[: self.looks]
+
+    progress = Server(plan, Room(tables, tmp_path / "state"), print).begin()
+    told = Server(plan, Slow(tables, tmp_path / "state"), print).finish(progress, last=True)
+    assert set(told) == {"east", "north", "south"}
+
+
+def test_nobody_writes_more_than_a_line_into_the_log(tmp_path: Path):
+    note(tmp_path, "a\n2026-01-01 Round 9 of 9 is done\x1b[2J")
+    lines = (tmp_path / "server.log").read_text().splitlines()
+    assert len(lines) == 1
+    assert "\x1b" not in lines[0]
+
+
+def test_what_goes_wrong_at_a_client_is_told_at_its_own_console(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    app = pytest.importorskip("pfedme.deploy.app")
+    from flwr.app import Message
+    from flwr.supercore.task_identity import TaskIdentity
+
+    for name in ("run_id", "node_id", "task_id"):
+        monkeypatch.setattr(TaskIdentity, f"_{name}", 1)
+
+    def failing(*_: object) -> Content:
+        raise ValueError("row 7 is 'Mrs X'")
+
+    message = Message(content=app.packed(Content({}, {})), message_type="train", dst_node_id=1)
+    context = SimpleNamespace(node_config={"name": "north", "data": "x.csv", "state-dir": "state"})
+    reply = app.unpacked(app.answered(failing)(message, context).content)
+    assert reply.words == {"name": "north", "error": "its program failed, and its own console says why"}
+    said = capsys.readouterr().out
+    assert "\npfedme: row 7 is 'Mrs X'\n" in said
+    assert "Traceback" in said
+
+
 @pytest.mark.parametrize(
     ("least", "waited"), [(4, [60.0, 9.0, 9.0, 5.0]), (5, [60.0, 60.0, 60.0, 5.0, 5.0, 5.0, 5.0])]
 )
@@ -269,6 +428,14 @@ def test_who_was_late_is_waited_for_twice_as_long_as_the_others_unless_it_is_nee
     assert [line["outcome"] for line in lines[:4]] == ["late", "late", "late", "counted"]
     within = ["60", "8" if least == 4 else "60"]
     assert [line["reason"] for line in lines[:2]] == [f"no reply within {s} seconds" for s in within]
+
+
+def test_who_is_late_again_and_again_has_all_the_time_now_and_then(tmp_path: Path):
+    room = Room(owners(tmp_path, clients=3), tmp_path / "state")
+    room.tricks["north"] = lambda _: None
+    plan = Plan(algorithm=FedAvg(**QUICK), model=MLR(), rounds=7, min_clients=3, deadline=60.0)
+    deployed(tmp_path, plan, room)
+    assert room.waited == [60.0, 9.0, 9.0, 9.0, 9.0, 60.0, 9.0]
 
 
 def test_the_ledger_tells_what_each_client_did_to_the_step(tmp_path: Path):

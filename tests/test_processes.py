@@ -261,3 +261,13 @@ def test_a_state_folder_has_one_client_at_a_time(tmp_path: Path):
         pass
     with join.at_work(tmp_path / "state"):
         pass
+
+
+def test_flowers_programs_reach_this_machine_without_a_proxy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setenv("NO_PROXY", "example.org")
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.setenv("FORWARDED_ALLOW_IPS", "*")
+    env = processes.environment(tmp_path)
+    assert env["NO_PROXY"] == "example.org,127.0.0.1,localhost,::1"
+    assert env["no_proxy"] == "127.0.0.1,localhost,::1"
+    assert env["FORWARDED_ALLOW_IPS"] == "127.0.0.1"

@@ -126,7 +126,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in argv
     try:
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        for number in (signal.SIGTERM, signal.SIGHUP) if hasattr(signal, "SIGHUP") else (signal.SIGTERM,):
+            if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it
+                signal.signal(number, signal.default_int_handler)
         status = _dispatch([word for word in argv if word != "--debug"])
         sys.stdout.flush()
         return status

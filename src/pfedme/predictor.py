@@ -144,7 +144,9 @@ class Predictor:
             "schema": self.schema.to_json() if self.schema else None,
             "block": self.block,
         }
-        parameters = safetensors.numpy.save({"theta": np.asarray(self.theta.ravel())})
+        # Where the model comes from is in both files: one is replaced after the other.
+        where = {"origin": json.dumps(self.origin)}
+        parameters = safetensors.numpy.save({"theta": np.asarray(self.theta.ravel())}, metadata=where)
         with writing(path):
             path.mkdir(parents=True, exist_ok=True)
             atomic_write(path / "model.safetensors", parameters)
@@ -254,8 +256,10 @@ def load(path: Path | str) -> Predictor:
     try:
         model = from_about(about["model"])
         schema = Schema.from_json(about["schema"]) if about["schema"] is not None else None
-        flat = safetensors.numpy.load_file(path / "model.safetensors")["theta"]
-        origin = {key: about[key] for key in ("client", "which", "round", "command") if key in about}
+        with safetensors.safe_open(path / "model.safetensors", "numpy") as file:
+            flat, origin = file.get_tensor("theta"), json.loads((file.metadata() or {}).get("origin", "{}"))
+        if not origin:  # as before it was kept there
+            origin = {key: about[key] for key in ("client", "which", "round", "command") if key in about}
         return Predictor(model, _in_layers(model, flat), schema, int(about["block"]), origin)
     except (OSError, KeyError, TypeError, ValueError, safetensors.SafetensorError) as error:
         raise InputError(f"The model in {path} is damaged ({error}); export it again.") from None

@@ -55,8 +55,10 @@ class Layout:
             y[place] = own
         return y
 
-    def filled(self, tables: Sequence[Rows], schema: Schema, *, fitting: bool = False) -> np.ndarray:
-        """All features, in their places."""
+    def filled(
+        self, tables: Sequence[Rows], schema: Schema, *, fitting: bool = False, strict: bool = True
+    ) -> np.ndarray:
+        """All features, in their places; unless it is `strict`, a category that is not known gets none."""
         height = sum(map(len, self.places))
         _refuse_too_large(tables[0], height, schema)
         x = aligned((height, schema.features), np.float32)
@@ -65,7 +67,7 @@ class Layout:
         for rows, place in zip(tables, self.places, strict=True):
 
             def put(piece: Piece, rows: Rows = rows, place: np.ndarray = place) -> None:
-                encoded = _encoded(rows, piece, schema, fitting)
+                encoded = _encoded(rows, piece, schema, fitting, strict)
                 places_in_x[place[piece.start : piece.start + len(encoded)]] = encoded.view(whole_rows)[:, 0]
 
             try:
@@ -75,7 +77,7 @@ class Layout:
         return x
 
 
-def _encoded(rows: Rows, piece: Piece, schema: Schema, fitting: bool) -> np.ndarray:
+def _encoded(rows: Rows, piece: Piece, schema: Schema, fitting: bool, strict: bool) -> np.ndarray:
     """The features of some rows, as `Schema.encode` makes them."""
     start, where, first_row, numbers = piece
     place, n = Place(where, first_row), len(numbers)
@@ -90,7 +92,7 @@ def _encoded(rows: Rows, piece: Piece, schema: Schema, fitting: bool) -> np.ndar
         code, names = rows.texts[column.name]
         code = code[start : start + n]
         if column.kind == "category":
-            schema.mark(out, column, Coded(code, names), place, fitting=fitting)
+            schema.mark(out, column, Coded(code, names), place, fitting=fitting or not strict)
         else:
             texts = pl.Series(column.name, [*names, None], dtype=pl.String)[code % (len(names) + 1)]
             alone = dataclasses.replace(schema, columns=(column,))

@@ -103,7 +103,8 @@ class Table:
             x, plan = fit(tables, layout, plan)
             plan = fit_label(rows, layout, plan)
         else:
-            x = layout.filled(tables, schema)
+            # An owner tells the categories of its training rows; its test rows may have others.
+            x = layout.filled(tables, schema, strict=not self.owner)
         y = layout.placed(y or [table.labels(plan) for table in tables])
         return Federation(
             x=x, y=y, n_train=layout.n_train, n_test=layout.n_test, classes=len(plan.labels), ids=layout.ids,

@@ -37,6 +37,8 @@ def from_words(words: Any) -> Told:
             classes=tuple(map(str, words["classes"])),
             quantity=None if words["quantity"] is None else _moments(words["quantity"]),
         )
+        if any(len(names) > MOST_CATEGORIES for names in (told.classes, *told.categories.values())):
+            raise ValueError("more than a table may have")
         if (told.task == "regression") != (told.quantity is not None) or told.task not in get_args(Task):
             raise ValueError("a task that cannot be")
     except (KeyError, TypeError, ValueError, AttributeError):

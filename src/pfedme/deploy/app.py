@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from pfedme.algorithms import ALGORITHMS
 from pfedme.data.table import OPTIONS, Table
 from pfedme.deploy.book import Book, carry_out
 from pfedme.deploy.client import Client
+from pfedme.deploy.flower import MARK
 from pfedme.deploy.server import GONE, Content, Enough, Kind, Plan, Reply, Server, never
 from pfedme.devices import keep_compiled_programs
 from pfedme.errors import InputError, RunError, unknown
@@ -57,15 +58,16 @@ def client_of(config: Mapping[str, Any]) -> Client:
 
 
 def answered(work: Callable[[Client, Content], Content]) -> Callable[[Message, Context], Message]:
-    """A handler of messages that answers an error with a sentence instead of a traceback."""
+    """A handler of messages that keeps to itself what went wrong: an error may quote a row."""
 
     def handle(message: Message, context: Context) -> Message:
         keep_compiled_programs(0.0)  # a process for each message would compile even the smallest again
         try:
             content = work(client_of(context.node_config), unpacked(message.content))
-        except (InputError, RunError) as error:
-            print(f"pfedme: {error}", file=sys.stderr, flush=True)
-            content = Content({"error": str(error)}, {})
+        except Exception as error:
+            known = isinstance(error, InputError | RunError)
+            print("" if known else traceback.format_exc(), f"{MARK}{error}", sep="\n", flush=True)
+            content = Content({"error": "its program failed, and its own console says why"}, {})
         words = {"name": str(context.node_config.get("name", "")), **content.words}
         return Message(content=packed(Content(words, content.arrays)), reply_to=message)
 
@@ -99,7 +101,7 @@ class FlowerChannel:
                 "query.hello", dict.fromkeys(strangers, Content({}, {})), 30
             ).items():
                 if reply.content is not None:
-                    self.known[node] = str(reply.content.words["name"])
+                    self.known[node] = str(reply.content.words.get("name", ""))
         return sorted({self.known[node] for node in nodes if node in self.known})
 
     def ask(

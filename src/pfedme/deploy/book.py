@@ -33,7 +33,8 @@ def note(out: Path, line: str) -> None:
     """Puts a line into a run's log, with the time."""
     now = datetime.now().isoformat(" ", "milliseconds")
     with writing(out), (out / LOG).open("a", encoding="utf-8") as log:
-        log.write(f"{now} {line}\n")
+        # What others said is in it, who might want to say more than a line.
+        log.write(f"{now} {''.join(c if c.isprintable() else ' ' for c in line)}\n")
 
 
 class Book:
@@ -145,7 +146,10 @@ class Book:
                 atomic_write(self.folder.curves, curves({self.plan.algorithm.name: [history]}))
         self.write_record("finished", progress)
         self.folder.checkpoint.unlink(missing_ok=True)
-        self.report()
+        try:
+            self.report()
+        except (RunError, InputError) as error:
+            self.tell(f"The page could not be written ({error}); 'pfedme report' writes it.")
 
     def report(self) -> None:
         """Writes the page that tells of the run."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,9 @@ from pfedme.spec import build
 
 MODEL = "model"
 """The folder, in the client's state folder, of the model that it uses."""
-DONE = "done"
-"""The file there that says that the run is over."""
+DONE, REFUSED = "done", "refused.txt"
+"""The files there by which a server's last word is known: that the run is over, or why the client cannot take
+part."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +81,7 @@ class Client:
         """Notes why the client cannot take part; whoever started it reads that."""
         with writing(self.state):
             self.state.mkdir(parents=True, exist_ok=True)
-            atomic_write(self.state / "refused.txt", str(asked.words.get("reason", "")) + "\n")
+            atomic_write(self.state / REFUSED, str(asked.words.get("reason", "")) + "\n")
         return Content({}, {})
 
 
@@ -89,6 +91,7 @@ class Task:
     def __init__(self, client: Client, asked: Content) -> None:
         words = asked.words
         self.schema = Schema.from_json(words["schema"])
+        refuse_columns(client.table, [column.name for column in self.schema.columns])
         federation = client.table.load(self.schema)
         self.federation: Federation = dataclasses.replace(federation, ids=np.array([words["id"]], np.uint32))
         algorithm = _part(words["algorithm"], ALGORITHMS, "algorithm")
@@ -99,6 +102,13 @@ class Task:
         like = jax.eval_shape(model.init, self.simulation.key)
         start = self.simulation.start(jax.jit(like.like)(asked.arrays["w"]))
         self.now = start._replace(t=int(words["round"]))
+
+
+def refuse_columns(table: Table, names: Sequence[str]) -> None:
+    """Raises an error if a server asks for a column that the owner of a table does not let it use."""
+    kept = {*table.drop, table.label}
+    if asked := [name for name in names if name in kept or (table.features and name not in table.features)]:
+        raise InputError(f"The server asks for the column '{asked[0]}', which is not to be used.")
 
 
 def _part(words: dict[str, Any], known: dict[str, Any], what: str) -> Any:

@@ -7,7 +7,7 @@ clients in once the file GATE exists, and says whom it turned away. The SuperNod
 that is part of the pfedme that is installed beside it, whatever the server sends.
 
 Flower starts a program for each message, which takes seconds. The SuperNode's SuperExec forks it off a
-process that has imported everything already; that is safe because JAX is idle there until after the fork.
+process that has imported everything already, and used none of it: JAX and Polars start their pools after it.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import multiprocessing
+import os
 import ssl
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from contextlib import contextmanager
@@ -33,6 +35,8 @@ MARK = "pfedme: "
 FOREIGN = "The server sent a program that is not part of the pfedme on this machine"
 AGAIN_S = 60.0
 """Seconds before the same is said again."""
+SEEN_S = 1.0
+"""Seconds in which the server sees that a client has gone, before it is let in again."""
 PULL_S = 1.0
 """Seconds after which a client asks again whether there is something to do; Flower would wait for three."""
 CLIENTS_PATHS = ("/v1/fleet/", "/health")
@@ -42,6 +46,8 @@ REFUSALS = {
     "/v1/fleet/register-node": "it has no key",
 }
 """What it means that a request is refused."""
+UNSIGNED = "its signature is not good at this time; see that the clocks of both machines agree"
+"""What it means if the status is 401."""
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -51,11 +57,11 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 _said: dict[str, float] = {}
 
 
-def say(line: str) -> None:
-    """Puts a line into the log, unless it was there a moment ago."""
+def say(line: str, about: str = "") -> None:
+    """Puts a line into the log, unless there was one a moment ago that said the same, or was `about` it."""
     now = time.monotonic()
-    if now - _said.get(line, -AGAIN_S) >= AGAIN_S:
-        _said[line] = now
+    if now - _said.get(about or line, -AGAIN_S) >= AGAIN_S:
+        _said[about or line] = now
         print(f"{MARK}{line}", flush=True)
 
 
@@ -72,7 +78,7 @@ class Guard:
             return
         path, peer = scope["path"], (scope.get("client") or ("",))[0]
         if not path.startswith(CLIENTS_PATHS) and not is_here(peer, (scope.get("server") or ("",))[0]):
-            say(f"Refused {peer}: it asked for {path[:60]!r}, which is for this machine alone.")
+            say(f"Refused {peer}: it asked for {path[:60]!r}, which is for this machine alone.", peer)
             await answer(send, 404)
             return
         if path.startswith("/v1/fleet/") and not self.gate.exists():
@@ -82,7 +88,7 @@ class Guard:
         async def watched(message: MutableMapping[str, Any]) -> None:
             why = REFUSALS.get(path)
             if why and message["type"] == "http.response.start" and 400 <= message["status"] < 500:
-                say(f"Refused a client at {peer}: {why}.")
+                say(f"Refused a client at {peer}: {UNSIGNED if message['status'] == 401 else why}.")
             await send(message)
 
         await self.app(scope, receive, watched)
@@ -158,8 +164,8 @@ def replacing(activate: Callable[..., Any]) -> Callable[..., Any]:
 
     def activated(request: Any, state: Any) -> Any:
         node = state.get_node_id_by_public_key(request.public_key)
-        if node is not None:
-            state.deactivate_node(node)
+        if node is not None and state.deactivate_node(node):
+            time.sleep(SEEN_S)
         return activate(request=request, state=state)
 
     return activated
@@ -195,7 +201,10 @@ def supernode(gate: Path) -> None:
         return run
 
     def start(words: list[str]) -> object:
-        return subprocess.Popen([*command("superexec", gate), *words[1:]])
+        child = subprocess.Popen([*command("superexec", gate), *words[1:]])
+        # A SuperNode without it would take messages and never answer.
+        threading.Thread(target=lambda: (child.wait(), os._exit(1)), daemon=True).start()
+        return child
 
     node.__dict__.update(
         http_request_response=connected,
@@ -203,6 +212,7 @@ def supernode(gate: Path) -> None:
         subprocess=SimpleNamespace(Popen=start),
     )
     flower_supernode()
+    os._exit(1)  # the connection has ended, and a thread of Flower's would go on
 
 
 def superexec(_: Path) -> None:
@@ -212,7 +222,11 @@ def superexec(_: Path) -> None:
 
     ready = multiprocessing.get_context("forkserver")
     ready.set_forkserver_preload(["flwr.supernode.cli", "pfedme.deploy.app"])
-    forkserver.ensure_running()
+    try:
+        forkserver.ensure_running()
+    except OSError:  # such as a temporary folder whose path is too long for a socket: slower, that is all
+        flower_superexec()
+        return
 
     def start(words: list[str]) -> object:
         multiprocessing.active_children()  # which lets those go that have ended

@@ -14,7 +14,7 @@ from typing import Any
 import tomli_w
 
 from pfedme.data.table import OPTIONS, Table, joined
-from pfedme.deploy.client import MODEL
+from pfedme.deploy.client import DONE, MODEL, REFUSED
 from pfedme.deploy.flower import FOREIGN, MARK, command
 from pfedme.deploy.keys import ClientKeys
 from pfedme.deploy.processes import Kept, free_port, private_home
@@ -22,11 +22,11 @@ from pfedme.errors import InputError, RunError
 from pfedme.files import alone, writing
 
 CLIENT_LOG, LOCK = "client.log", "lock"
-REFUSED, DONE = "refused.txt", "done"
-"""Files, in the state folder, by which a server's last word to a client is known."""
 LOOK_S = 0.3
 LINGER_S = 15.0
 """Seconds for the server to fetch the last reply: of a client that has left, Flower forgets what it sent."""
+WRONG_SERVER = ("CERTIFICATE_VERIFY_FAILED", "WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE")
+"""What OpenSSL says if it is not the server that it should be, or speaks no TLS; other failures pass."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
 """Seconds before a SuperNode that ended is started again: doubled each time that it did not connect."""
 
@@ -94,7 +94,13 @@ def join(client: Joining, say: Callable[[str], None]) -> None:
             if over:
                 return
             pause = FIRST_PAUSE_S if connected else min(2 * pause, LONGEST_PAUSE_S)
-            say("The connection to the server has ended; connecting again.")
+            if connected:
+                say("The connection to the server has ended; connecting again.")
+            else:
+                say(
+                    "The server did not let this client in; trying again. If that goes on, see whether the "
+                    f"clocks of both machines agree, and {client.state / CLIENT_LOG}."
+                )
             time.sleep(pause)
 
 
@@ -148,7 +154,8 @@ def _watch(
             if ended or trying or time.monotonic() - finished > LINGER_S:
                 return True, connected, last
         if ended:
-            _explain(client, talk)
+            if not connected:
+                _explain(client, talk)
             return False, connected, last
         time.sleep(LOOK_S)
 
@@ -156,13 +163,13 @@ def _watch(
 def _explain(client: Joining, talk: list[str]) -> None:
     """Raises an error if a SuperNode ended for a reason that stays."""
     text = "\n".join(talk)
-    if "handshake error" in text:
+    if any(words in text for words in WRONG_SERVER):
         raise InputError(
             f"The server at {client.server} does not prove to be the one of "
             f"{client.keys.ca if client.keys else 'TLS'}: it has another certificate, another name, or no "
             "TLS. Ask whoever runs it for the right keys and address."
         )
-    if "Failed to initialize the connection" in text:
+    if "Failed to initialize the connection" in text and "[code: " in text:
         if client.keys is None:
             raise InputError(
                 f"The server at {client.server} takes clients with a key only; ask for one, and give --keys."

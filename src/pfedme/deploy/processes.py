@@ -99,15 +99,24 @@ def environment(home: Path) -> dict[str, str]:
         given["PYTHONPYCACHEPREFIX"] = str(cache_folder() / "bytecode")
     return {
         **given,
+        **off_proxies(),
         "PATH": os.pathsep.join([beside, os.environ.get("PATH", os.defpath)]),
         "FLWR_HOME": str(home),
         "TMPDIR": str(home),
+        "FORWARDED_ALLOW_IPS": "127.0.0.1",  # nobody else tells where a request comes from
+        "PYTHONSAFEPATH": "1",  # no module is taken from the folder that a command happens to be started in
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         # How often Flower's programs look for work; its default of a second is most of a short round.
         "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": os.environ.get("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", "0.1"),
         "PYTHONUNBUFFERED": "1",
     }
+
+
+def off_proxies(*hosts: str) -> dict[str, str]:
+    """Variables by which this machine, also under the names `hosts`, is reached without a proxy."""
+    own = ["127.0.0.1", "localhost", "::1", *hosts]
+    return {name: ",".join(filter(None, [os.environ.get(name), *own])) for name in ("NO_PROXY", "no_proxy")}
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
 import time
 import tomllib
@@ -20,6 +21,7 @@ from pfedme.deploy.processes import (
     await_health,
     joined,
     lines_since,
+    off_proxies,
     own_address,
     private_home,
     refuse_taken,
@@ -34,9 +36,9 @@ from pfedme.terminal import Rounds
 SETUP = "server.json"
 """The file, in the run's folder, of what the server was started with."""
 FLOWER_LOG = "flower.log"
-LOOK_S, ASK_S, GONE_S = 0.2, 2.0, 5.0
-"""Seconds between two looks at the logs, between two questions to the SuperLink, and until a run whose
-process has gone must be called finished."""
+LOOK_S, ASK_S, GONE_S, SILENT_S = 0.2, 2.0, 5.0, 120.0
+"""Seconds between two looks at the logs, between two questions to the SuperLink, until a run whose process
+has gone must be called finished, and for which a SuperLink may leave questions unanswered."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,6 +138,7 @@ def _serve(setup: Setup, out: Path, home: Path, screen: Rounds, *, resume: bool)
         options += ["--ssl-keyfile", str(keys.key), "--enable-supernode-auth"]
     else:
         options += ["--insecure"]
+    os.environ.update(off_proxies(own_address(setup.host)))
     gate, seen = home / "gate", lines_since(out / LOG, 0)[1]
     config = {**setup.config, "out": str(out.absolute()), "resume": resume}
     ca = keys.ca if keys else None
@@ -155,7 +158,7 @@ def _serve(setup: Setup, out: Path, home: Path, screen: Rounds, *, resume: bool)
 
 def _watch(process: Kept, link: Link, run: int, out: Path, seen: int, screen: Rounds) -> Status:
     """Shows what happens until the run is over."""
-    asked = here = time.monotonic()
+    asked = here = heard = time.monotonic()
     started = False
     while True:
         for line in process.news():
@@ -163,7 +166,12 @@ def _watch(process: Kept, link: Link, run: int, out: Path, seen: int, screen: Ro
                 note(out, line.removeprefix(MARK))
         status, now = Status(False, False, ""), time.monotonic()
         if now - asked >= ASK_S and process.status is None:
-            asked, status = now, link.status(run)
+            asked = now
+            try:
+                status, heard = link.status(run), now
+            except RunError:
+                if now - heard > SILENT_S:
+                    raise
             running = process.runs("flwr-serverapp")
             started |= running
             here = here if started and not running else now

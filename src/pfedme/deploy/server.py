@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import io
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -47,7 +48,11 @@ class Reply(NamedTuple):
 
 
 PATIENCE = 2.0
-"""How many times as long as for the others to wait for a client that was late the last time."""
+"""How many times as long as for the others to wait for a client that was late the last time,"""
+FULL_WAIT = 5
+"""but for one in so many times, when it has all the time again."""
+MOST_ROWS = 10**9
+"""More rows than this nobody has; weights of rows are added as floats."""
 GONE = "it was asked, and then its connection ended"
 """The error of a client that may come back."""
 
@@ -181,14 +186,18 @@ class Server:
         self.plan, self.channel, self.tell = plan.checked(), channel, tell
         self.settled = False
         """Whether a round was done since the server started: before that clients may still be coming back."""
+        self.refused: dict[str, str] = {}
+        """Why clients were turned away,"""
         self.turned_away: set[str] = set()
+        """and who of them is still there."""
 
     def begin(self) -> Progress:
         """Waits for clients, agrees with them on columns, classes and scaling, and makes the first model."""
         plan, asked = self.plan, dict[str, Reply]()
         waited, told = time.monotonic(), ""
         while True:
-            present = self.channel.present()
+            present = self._forget_who_left()
+            asked = {name: reply for name, reply in asked.items() if name in present}
             new = {name: Content({}, {}) for name in present if name not in asked}
             if len(present) >= plan.min_clients and new:
                 replies = self.channel.ask("agree", new, plan.deadline)
@@ -198,8 +207,9 @@ class Server:
                 agreement = agree(said) if said else None
                 refused = {name: reply.error for name, reply in asked.items() if reply.error}
                 refused |= agreement.refused if agreement else {}
-                self._refuse({name: why for name, why in refused.items() if name in new})
+                self._refuse({name: why for name, why in refused.items() if name not in self.turned_away})
                 if agreement and len(agreement.names) >= plan.min_clients:
+                    refused = {name: why for name, why in self.refused.items() if name not in agreement.names}
                     agreement = dataclasses.replace(agreement, refused=refused)
                     break
             here = sum(name not in self.turned_away for name in present)
@@ -220,17 +230,23 @@ class Server:
     def _refuse(self, reasons: Mapping[str, str]) -> None:
         for name, why in reasons.items():
             self.tell(f"Refused {name}: {why}")
+        self.refused |= reasons
         self.turned_away |= set(reasons)
         contents = {name: Content({"reason": why}, {}) for name, why in reasons.items()}
         if contents:
             self.channel.ask("refuse", contents, self.plan.deadline)
 
+    def _forget_who_left(self) -> list[str]:
+        """The clients that are there; who was turned away and left may come back with another table."""
+        present = self.channel.present()
+        self.turned_away &= set(present)
+        return present
+
     def _turn_away(self, agreement: Agreement) -> None:
         """Tells clients that have come after the agreement that the run goes on without them, each once."""
-        new = {name for name in self.channel.present() if name not in agreement.names} - self.turned_away
-        self.turned_away |= new
+        new = set(self._forget_who_left()) - {*agreement.names, *self.turned_away}
         late = "the run had begun when it came; it can take part in the next one."
-        self._refuse({name: agreement.refused.get(name, late) for name in sorted(new)})
+        self._refuse(dict.fromkeys(sorted(new), late))
 
     def model_for(self, schema: Schema) -> Model:
         """The model for the columns that were agreed on."""
@@ -293,9 +309,9 @@ class Server:
         self, progress: Progress, cohort: Sequence[str], attempt: int
     ) -> tuple[list[Part], dict[str, tuple[np.ndarray, int]]]:
         """What became of each client's part of a round, and the uploads, with rows, that are good."""
-        here = [name for name in cohort if name in self.channel.present()]
-        last = {part.client: part.outcome for part in progress.ledger}
-        slow = {name for name in here if last.get(name) == "late"}
+        present = set(self.channel.present())
+        here = [name for name in cohort if name in present]
+        slow = {name for name in here if attempt == 1 and self.lates(progress, name) % FULL_WAIT}
         others = 0.0
 
         def enough(waiting: set[str], seconds: float) -> bool:
@@ -324,7 +340,7 @@ class Server:
             elif why := unfit(reply.content, progress.w, weighted):
                 part = dataclasses.replace(part, outcome="dropped", reason=why)
             else:
-                upload, rows = reply.content.arrays["w"], int(reply.content.words.get("rows", 1))
+                upload, rows = reply.content.arrays["w"], reply.content.words["rows"] if weighted else 1
                 good[name] = upload, rows
                 norm = float(np.linalg.norm(upload.astype(np.float64) - progress.w))
                 part = dataclasses.replace(part, norm=norm, rows=rows if weighted else None)
@@ -340,6 +356,11 @@ class Server:
                 parts[name] = dataclasses.replace(parts[name], outcome="dropped", reason=why)
                 del good[name]
         return list(parts.values()), good
+
+    def lates(self, progress: Progress, name: str) -> int:
+        """How often a client was late since it last was not."""
+        own = [part.outcome for part in progress.ledger if part.client == name]
+        return next((k for k, outcome in enumerate(reversed(own)) if outcome != "late"), len(own))
 
     def words(self, progress: Progress, name: str) -> dict[str, Any]:
         """What a client must know to take part."""
@@ -360,7 +381,7 @@ class Server:
         like = jax.eval_shape(self.model_for(progress.agreement.schema).init, jax.random.key(0))
         w = like.like(jnp.asarray(progress.w))
         stack = like.like(jnp.asarray(np.stack([upload for upload, _ in uploads.values()])))
-        count = np.array([rows for _, rows in uploads.values()])
+        count = np.array([rows for _, rows in uploads.values()], np.float32)
 
         def after(count: np.ndarray) -> np.ndarray:
             return np.asarray(_server_update(self.plan.algorithm, w, stack, jnp.asarray(count)).ravel())
@@ -384,17 +405,33 @@ class Server:
 
         If it is the `last` time, clients keep these models to use.
         """
-        here = [name for name in progress.agreement.names if name in self.channel.present()]
+        names = progress.agreement.names
+        if not self.settled:
+            self._await(names, len(names))
+            self.settled = True
+        present = set(self.channel.present())
+        here = [name for name in names if name in present]
         asked = {
             name: Content({**self.words(progress, name), "last": last}, {"w": progress.w}) for name in here
         }
         replies = self.channel.ask("finish", asked, self.plan.deadline) if asked else {}
-        for name in progress.agreement.names:
+        for name in names:
             reply = replies.get(name)
             if reply is None or reply.content is None:
                 why = reply.error if reply else "no reply" if name in here else "it is not connected"
                 self.tell(f"{name} has not answered the shared model of round {progress.t} ({why}).")
-        return {name: reply.content for name, reply in replies.items() if reply.content is not None}
+        told = {name: reply.content for name, reply in replies.items() if reply.content is not None}
+        shapes = {
+            name: scores_shape(content.words["scores"])
+            for name, content in told.items()
+            if "scores" in content.words
+        }
+        usual = Counter(shape for shape in shapes.values() if shape).most_common(1)
+        for name, shape in shapes.items():
+            if not usual or shape != usual[0][0]:
+                self.tell(f"{name} shares scores that cannot be; they are left out.")
+                told[name] = Content({}, {})
+        return told
 
 
 @jax.jit
@@ -410,6 +447,20 @@ def model_words(model: Description) -> dict[str, Any]:
     return {"name": name, **to_json(model)}
 
 
+def scores_shape(scores: Any) -> tuple[Any, ...]:
+    """Of which parts, models and sums the scores are that a client shares; () if they cannot be."""
+    try:
+        sums = {(part, kind): scores[part][kind] for part in ("test", "train") for kind in scores[part]}
+        numbers = [scores["n_train"], scores["n_test"], *scores["info"].values()]
+        numbers += [number for one in sums.values() for number in one.values()]
+        counts = [one["rows"] for one in sums.values()] + numbers[:2]
+        if not (np.isfinite(np.array(numbers, float)).all() and min(counts) >= 0):
+            return ()
+        return tuple(scores["info"]), tuple((*key, *sorted(one)) for key, one in sums.items())
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return ()
+
+
 def unfit(content: Content, w: np.ndarray, weighted: bool) -> str:
     """Why an upload cannot be counted, whatever the others are; empty if it can."""
     upload = content.arrays.get("w")
@@ -419,7 +470,7 @@ def unfit(content: Content, w: np.ndarray, weighted: bool) -> str:
         return f"it is {upload.dtype} of shape {upload.shape}, not {w.dtype} of shape {w.shape}"
     if not np.isfinite(upload).all():
         return "it has numbers that are not finite"
-    rows = content.words.get("rows", 1)
-    if weighted and not (isinstance(rows, int) and 0 < rows < 2**31):
+    rows = content.words.get("rows")
+    if weighted and not (isinstance(rows, int) and 0 < rows <= MOST_ROWS):
         return f"it claims {rows!r} rows"
     return ""
