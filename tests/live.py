@@ -125,12 +125,16 @@ class Live:
         for k, name in enumerate(names):
             table(k).write_csv(self.tables / f"{name}.csv")
         self.children: dict[str, subprocess.Popen[bytes]] = {}
+        # What may be in the folder where somebody starts a command.
+        (folder / "random.py").write_text("raise ImportError('not the one that is meant')\n")
 
     def start(
         self, who: str, words: Sequence[str], *, within: Sequence[str] = (), code: str = ""
     ) -> subprocess.Popen[bytes]:
         """Starts `pfedme ...`; `code` is run first by each of its processes, and `within` is put before."""
         env = {**os.environ, MARK: self.mark, WHO: who, "PFEDME_CACHE": str(self.folder / "cache")}
+        if self.host == "127.0.0.1":  # and a proxy that does not let this machine reach itself
+            env |= dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY"), "http://127.0.0.1:9")
         if code:
             place = self.folder / "code" / who
             place.mkdir(parents=True, exist_ok=True)
@@ -253,6 +257,12 @@ class Live:
                 os.kill(pid, signal.SIGKILL)
         self.children[who].wait()
         return len(pids)
+
+    def kill_part(self, who: str, word: str) -> None:
+        """kill -9 of the one process of a program that has a word in its command."""
+        words = {pid: Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") for pid in self.processes(who)}
+        [pid] = [pid for pid, own in words.items() if word.encode() in own]
+        os.kill(pid, signal.SIGKILL)
 
     def stop(self, who: str) -> None:
         """Ends a program as Ctrl-C does."""

@@ -150,7 +150,7 @@ QUICK = {"eta": 0.05, "R": 3, "B": 8}
     ("algorithm", "quantity"),
     [
         (PFedMe(lam=5.0, K=3, **QUICK), False),
-        (PFedMe(lam=5.0, K=3, **QUICK), True),
+        pytest.param(PFedMe(lam=5.0, K=3, **QUICK), True, marks=pytest.mark.slow),
         (FedAvg(**QUICK, aggregation="samples"), False),
         pytest.param(PerFedAvg(eta=0.05, R=3, B=8, alpha=0.02), False, marks=pytest.mark.slow),
         pytest.param(FedAvgFT(F=5, **QUICK), True, marks=pytest.mark.slow),

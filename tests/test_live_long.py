@@ -67,7 +67,9 @@ def test_a_client_that_is_killed_comes_back(tmp_path: Path):
         assert live.kill("north") >= 3
         soon(lambda: not live.processes("north"), 20, "end of north")
         live.client("north")
+        live.kill_part("west", "superexec")
         live.finished()
+    assert "The connection to the server has ended; connecting again." in live.said("west")
     differences = live.against_simulation(PFEDME, ROUNDS)
     tell("client killed", live, differences, began)
     assert max(differences.values()) < 1e-5, differences

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import io
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -454,7 +455,9 @@ def scores_shape(scores: Any) -> tuple[Any, ...]:
         numbers = [scores["n_train"], scores["n_test"], *scores["info"].values()]
         numbers += [number for one in sums.values() for number in one.values()]
         counts = [one["rows"] for one in sums.values()] + numbers[:2]
-        if not (np.isfinite(np.array(numbers, float)).all() and min(counts) >= 0):
+        if not all(isinstance(number, int | float) and math.isfinite(number) for number in numbers):
+            return ()
+        if min(counts) < 0:
             return ()
         return tuple(scores["info"]), tuple((*key, *sorted(one)) for key, one in sums.items())
     except (KeyError, TypeError, ValueError, AttributeError):
