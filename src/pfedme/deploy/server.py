@@ -334,7 +334,7 @@ class Server:
             elif reply is None:
                 until = min(self.plan.deadline, PATIENCE * others if name in slow else np.inf)
                 part = dataclasses.replace(
-                    part, outcome="late", reason=f"no reply within {until:.3g} seconds"
+                    part, outcome="late", reason=f"no reply within {round(until, 1):g} seconds"
                 )
             elif reply.content is None:
                 part = dataclasses.replace(part, outcome="failed", reason=reply.error)
