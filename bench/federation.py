@@ -17,7 +17,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -30,17 +29,11 @@ from pathlib import Path
 import numpy as np
 
 import pfedme.deploy
+from pfedme.deploy.processes import free_port
 
 HERE = Path(__file__).resolve().parent
 BIN = Path(sys.executable).parent
 FEATURES, CLASSES, ROWS = 20, 3, 400
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @contextlib.contextmanager

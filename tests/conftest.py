@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import jax
 import pytest
+from browser import Page, browser, chromium
 from laws import compiling, double_precision
 
 
@@ -35,3 +36,13 @@ def programs_of_its_own() -> Iterator[None]:
     """Compiled programs do not outlive a file: another may want them optimised, and memory is short."""
     yield
     jax.clear_caches()
+
+
+@pytest.fixture(scope="module")
+def tab() -> Iterator[Page]:
+    """A page of a browser."""
+    program = chromium()
+    if program is None:
+        pytest.skip("there is no Chromium on this machine")
+    with browser(program) as page:
+        yield page

@@ -10,7 +10,6 @@ import re
 import shlex
 import shutil
 import tomllib
-from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import safetensors.numpy
-from browser import Page, browser, chromium
+from browser import Page
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from laws import compiling
@@ -589,16 +588,6 @@ PAGES = {
     "crowded": {"curves", "sizes"},
 }
 """Reports, and the sections in which they have charts."""
-
-
-@pytest.fixture(scope="module")
-def tab() -> Iterator[Page]:
-    """A page of a browser."""
-    program = chromium()
-    if program is None:
-        pytest.skip("there is no Chromium on this machine")
-    with browser(program) as page:
-        yield page
 
 
 @pytest.fixture(scope="module")

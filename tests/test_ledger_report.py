@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from browser import Page, browser, chromium
+from browser import Page
 from laws import compiling
 from test_deploy import NAMES, QUICK, Room, deployed, owners, scaled
 from test_html_report import HOSTILE, assert_drawn, close, shown
@@ -304,16 +303,6 @@ def test_what_is_damaged_is_named(
 
 
 # --- in a browser
-
-
-@pytest.fixture(scope="module")
-def tab() -> Iterator[Page]:
-    """A page of a browser."""
-    program = chromium()
-    if program is None:
-        pytest.skip("there is no Chromium on this machine")
-    with browser(program) as page:
-        yield page
 
 
 SECTIONS = {

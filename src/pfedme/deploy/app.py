@@ -130,7 +130,7 @@ class FlowerChannel:
         kind: str,
         contents: Mapping[int, Content],
         deadline: float,
-        done: Callable[[set[int], float], bool] = lambda waiting, seconds: False,
+        done: Callable[[set[int], float], bool] = never,
     ) -> dict[int, Reply]:
         messages = [
             Message(content=packed(content), message_type=kind, dst_node_id=node, ttl=deadline)

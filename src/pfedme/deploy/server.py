@@ -62,7 +62,7 @@ Enough = Callable[[set[str], float], bool]
 """Whether to wait no longer for clients, so many seconds after they were asked."""
 
 
-def never(waiting: set[str], seconds: float) -> bool:
+def never(waiting: set[Any], seconds: float) -> bool:
     """The answer of those who wait until all have answered, or the deadline has come."""
     return False
 
