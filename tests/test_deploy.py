@@ -18,20 +18,11 @@ from pfedme.algorithms import Algorithm, Alone, FedAvg, FedAvgFT, PerFedAvg, PFe
 from pfedme.data.table import Table
 from pfedme.deploy.book import Book, carry_out, note
 from pfedme.deploy.client import Client
-from pfedme.deploy.server import (
-    GONE,
-    Channel,
-    Content,
-    Enough,
-    Kind,
-    Plan,
-    Reply,
-    Server,
-    Stopped,
-    never,
-    scores_shape,
-    unfit,
-)
+from pfedme.deploy.judge import scores_shape, unfit
+from pfedme.deploy.messages import GONE, Content, Kind, Reply
+from pfedme.deploy.plan import Plan
+from pfedme.deploy.policy import Policy
+from pfedme.deploy.server import Channel, Enough, Server, Stopped, never
 from pfedme.errors import InputError
 from pfedme.execute import execute
 from pfedme.models import DNN, MLR
@@ -49,7 +40,7 @@ def owners(folder: Path, *, quantity: bool = False, clients: int = 5) -> Path:
     rng = np.random.default_rng(3)
     (folder / "tables").mkdir()
     for k, name in enumerate(NAMES[:clients]):
-        n = 40  # the same for all, so that they share compiled programs
+        n = 80  # the same for all, so that they share compiled programs
         age, dose = rng.normal(50 + 5 * k, 10, n), rng.normal(1e6, 3, n)
         ward = rng.choice(["a", "b", "c"][: 2 + k % 2], n)
         risk = (age - 55) / 10 + (ward == "a") - (dose - 1e6) / 3 + rng.normal(size=n)
@@ -69,7 +60,10 @@ class Room(Channel):
     def __init__(self, tables: Path, state: Path, *, share: bool = True) -> None:
         self.clients = {
             file.stem: Client(
-                Table(path=str(file), label="sick", owner=file.stem), state / file.stem, share_metrics=share
+                Table(path=str(file), label="sick", owner=file.stem),
+                state / file.stem,
+                share_metrics=share,
+                policy=Policy(approve="any"),
             )
             for file in sorted(tables.glob("*.csv"))
         }
@@ -86,7 +80,10 @@ class Room(Channel):
         return [name for name in self.clients if name not in self.gone]
 
     def work(self, client: Client, kind: Kind) -> Callable[[Content], Content]:
-        return {"train": client.train, "finish": client.finish}.get(kind, client.refused)
+        return {
+            "agree": client.agree, "join": client.join, "train": client.train, "finish": client.finish,
+            "refuse": client.refused,
+        }[kind]  # fmt: skip
 
     def ask(
         self, kind: Kind, contents: Mapping[str, Content], deadline: float, enough: Enough = never
@@ -108,7 +105,7 @@ class Room(Channel):
             # Through text, as on a wire.
             asked = Content(json.loads(json.dumps(content.words)), content.arrays)
             try:
-                answer = own.agree() if kind == "agree" else self.work(own, kind)(asked)
+                answer = self.work(own, kind)(asked)
             except InputError as error:
                 replies[name] = Reply(None, str(error))
                 continue
@@ -143,7 +140,7 @@ def w_of(out: Path) -> np.ndarray:
     return np.asarray(model_of(out).theta.ravel())
 
 
-QUICK = {"eta": 0.05, "R": 3, "B": 8}
+QUICK = {"eta": 0.05, "R": 5, "B": 8}
 
 
 @pytest.mark.parametrize(
@@ -152,7 +149,7 @@ QUICK = {"eta": 0.05, "R": 3, "B": 8}
         (PFedMe(lam=5.0, K=3, **QUICK), False),
         pytest.param(PFedMe(lam=5.0, K=3, **QUICK), True, marks=pytest.mark.slow),
         (FedAvg(**QUICK, aggregation="samples"), False),
-        pytest.param(PerFedAvg(eta=0.05, R=3, B=8, alpha=0.02), False, marks=pytest.mark.slow),
+        pytest.param(PerFedAvg(eta=0.05, R=5, B=8, alpha=0.02), False, marks=pytest.mark.slow),
         pytest.param(FedAvgFT(F=5, **QUICK), True, marks=pytest.mark.slow),
     ],
     ids=lambda value: getattr(value, "name", "quantity" if value else "classes"),
@@ -161,7 +158,7 @@ def test_a_deployed_run_is_the_simulated_one(algorithm: Algorithm, quantity: boo
     tables = owners(tmp_path, quantity=quantity)
     room = Room(tables, tmp_path / "state")
     plan = Plan(
-        algorithm=algorithm, model=DNN(hidden=(4,)), rounds=4, cohort=3, seed=5, min_clients=5, eval_every=2
+        algorithm=algorithm, model=DNN(hidden=(4,)), rounds=4, cohort=3, seed=5, min_clients=5, eval_every=2, clip=0.0
     )
     out = deployed(tmp_path, plan, room)
     run = Run(

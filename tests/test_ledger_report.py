@@ -17,7 +17,9 @@ from test_html_report import HOSTILE, assert_drawn, close, shown
 from pfedme.algorithms import FedAvg, PFedMe
 from pfedme.cli import main
 from pfedme.deploy.book import Book
-from pfedme.deploy.server import Outcome, Part, Plan, Stopped, ledger_csv
+from pfedme.deploy.ledger import Outcome, Part, ledger_csv
+from pfedme.deploy.plan import Plan
+from pfedme.deploy.server import Stopped
 from pfedme.models import MLR
 
 WORDS = ("counted", "dropped", "failed", "late", "absent")

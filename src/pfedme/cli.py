@@ -803,7 +803,7 @@ def _keys(argv: list[str]) -> int:
 
 
 def _plan_docs() -> dict[str, str]:
-    from pfedme.deploy.server import Plan
+    from pfedme.deploy.plan import Plan
     from pfedme.spec import field_docs
 
     return {name: " ".join(text.split()) for name, text in field_docs(Plan).items()}
@@ -826,7 +826,7 @@ def _add_connection(parser: Parser, keys: str) -> None:
 def _server(argv: list[str]) -> int:
     _needs_flower("server")
     from pfedme.deploy import commands
-    from pfedme.deploy.server import Plan
+    from pfedme.deploy.plan import Plan
     from pfedme.terminal import print_run
 
     parser = _training_parser("server", "Trains with clients on their own machines.", simulated=False)

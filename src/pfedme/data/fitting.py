@@ -247,13 +247,18 @@ def fit_label(rows: Rows, layout: Layout, schema: Schema) -> Schema:
     return dataclasses.replace(schema, label_mean=near + float(mean[0]), label_scale=float(scale[0]))
 
 
-def _category(rows: Rows, name: str, layout: Layout, schema: Schema) -> Column:
-    """A column of categories, with those that some client has in its training rows."""
+def _category(rows: Rows, name: str, layout: Layout, schema: Schema, least: int = 1) -> Column:
+    """A column of categories, with those that some client has in at least so many of its training rows."""
     text = rows.texts[name]
     code, owner = (values[layout.in_train] for values in (text.code, rows.client.code))
-    seen = sets_of_clients(code, owner, len(rows.client.names), len(text.names)).any(axis=0)
+    if least == 1:
+        seen = sets_of_clients(code, owner, len(rows.client.names), len(text.names)).any(axis=0)
+        missing = bool((code < 0).any())
+    else:
+        *count, none = np.bincount(code % (len(text.names) + 1), minlength=len(text.names) + 1)
+        seen, missing = np.array(count) >= least, none >= least
     names = {text.names[k] for k in np.flatnonzero(seen)}
-    if schema.impute and (code < 0).any():
+    if schema.impute and missing:
         names.add(MISSING)
     return Column(name, "category", categories=tuple(sorted(names)))
 
@@ -285,27 +290,67 @@ class Moments(NamedTuple):
     """The mean of their squared distances from the mean."""
 
     @classmethod
-    def of(cls, values: np.ndarray) -> Moments:
-        """Of numbers, NaN where one is missing."""
+    def of(cls, values: np.ndarray, least: int = 1, zero: float = 0.0) -> Moments:
+        """Of numbers, counted from `zero`, NaN where one is missing.
+
+        Of fewer than `least` numbers, or of equal ones, nothing is told; of fewer than `least` different ones
+        only a digit, lest it show how many rows have which.
+
+        >>> Moments.of(np.array([1.0, 2.0, 4.0])).mean, Moments.of(np.array([1.0, 2.0, 4.0]), least=5).values
+        (2.3333333333333335, 0)
+        >>> Moments.of(np.array([0.0] * 163 + [1.0] * 27), least=5)  # a mean of 0.142, a deviation of 0.349
+        Moments(values=190, mean=0.1, spread=0.09)
+        """
         own = values[~np.isnan(values)].astype(np.float64)
-        return cls(len(own), float(own.mean()), float(own.var())) if len(own) else cls(0, 0.0, 0.0)
+        different = len(np.unique(own)) if least > 1 else len(own)
+        if len(own) < least or (least > 1 and different == 1) or not len(own):
+            return cls(0, 0.0, 0.0)
+        mean, deviation = zero + float(own.mean()), float(own.std())
+        if different < least:
+            digit = 10.0 ** np.floor(np.log10(deviation))
+            mean, deviation = (round(value / digit) * digit for value in (mean, deviation))
+            mean, deviation = (float(f"{value:.12g}") for value in (mean, deviation))
+            return cls(len(own) // least * least, mean, float(f"{deviation**2:.12g}"))
+        return cls(len(own), mean, float(own.var()))
 
 
-def tell(tables: Sequence[Rows], layout: Layout, schema: Schema) -> Told:
-    """What the only client of a table tells of it."""
-    x, numbers, _, categories = gather(tables, layout, schema)
-    moments = {
-        column.name: Moments.of(x[: layout.n_train[0], k]) for k, column in enumerate(numbers)
-    }  # fmt: skip
+def tell(tables: Sequence[Rows], layout: Layout, schema: Schema, least: int) -> Told:
+    """What the only client of a table tells of it; of a text that fewer than `least` training rows have,
+    nothing."""
+    x, numbers, _, _ = gather(tables, layout, schema)
+    rows, n = tables[0], int(layout.n_train[0])
+    texts = [name for name in rows.texts if name not in {column.name for column in numbers}]
+    categories = {name: _category(rows, name, layout, schema, least).categories for name in texts}
+    for name, told in categories.items():
+        drop = f"leave it out with --drop {shlex.quote(name)}"
+        _refuse_rare(f"Column '{name}' of {rows.where}", rows.texts[name], told, layout, least, drop)
+    if schema.task == "classification" and not rows.label.dtype.is_numeric():
+        labels = coded(rows.label)
+        count = np.bincount(labels.code[layout.in_train], minlength=len(labels.names))
+        often = tuple(np.array(labels.names)[count >= least])
+        what = f"The label '{schema.label}' of {rows.where}"
+        _refuse_rare(what, labels, often, layout, least, "choose another --label")
     quantity = None
     if schema.task == "regression":
-        quantity = Moments.of(tables[0].label.to_numpy()[layout.in_train])
+        quantity = Moments.of(rows.label.to_numpy()[layout.in_train], least)
     return Told(
         label=schema.label,
         task=schema.task,
         impute=schema.impute,
-        numbers={c.name: moments[c.name]._replace(mean=c.mean + moments[c.name].mean) for c in numbers},
-        categories={column.name: column.categories for column in categories},
+        numbers={column.name: Moments.of(x[:n, k], least, column.mean) for k, column in enumerate(numbers)},
+        categories=categories,
         classes=schema.labels,
         quantity=quantity,
     )
+
+
+def _refuse_rare(
+    what: str, column: Coded, told: Sequence[str], layout: Layout, least: int, cure: str
+) -> None:
+    """Raises an error for texts most of which are rare, such as names: they may say who somebody is."""
+    often = np.array([*(name in set(told) for name in column.names), True])  # the last for a missing one
+    if least > 1 and often[column.code[layout.in_train]].mean() < 0.5:
+        raise InputError(
+            f"{what} has {len(column.names):,} different texts, and most rows have one that fewer than "
+            f"{least} rows have: it may identify people. Please {cure}, or have it told with --min-count 1."
+        )

@@ -123,13 +123,14 @@ class Table:
             strata = Strata(y[0], ids_of_names(plan.labels))
         return plan, y, lay_out(tables, strata, self.train, self.seed)
 
-    def tell(self) -> Told:
-        """What the owner of all rows tells of them, so that a federation can agree on a schema."""
+    def tell(self, least: int = 1) -> Told:
+        """What the owner of all rows tells of them, so that a federation can agree on a schema; of a text
+        that fewer than `least` training rows have, nothing."""
         for whole in (False, True):
             try:
                 tables = self._read(None, whole=whole)
                 plan, _, layout = self._laid_out(tables, None)
-                return tell(tables, layout, plan)
+                return tell(tables, layout, plan, least)
             except Late:
                 if whole:
                     raise

@@ -1,23 +1,43 @@
 """Agreement before training: columns, classes and scaling, from what clients tell of their tables.
 
 A client tells how many training rows it has, the mean and the spread of their numbers, and which categories
-and classes occur. It shows no row; of test rows only the classes are told.
+and classes occur. It shows no row; of test rows only the classes are told. What it tells is not believed
+without a look: what is impossible, or beyond what the others tell, is left out.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
 
 import numpy as np
 
+from pfedme import __version__
 from pfedme.data.fitting import MOST_CATEGORIES, Moments, Sums, Told, combine
+from pfedme.deploy.messages import Words, sha256
+from pfedme.deploy.policy import LONGEST_TEXT
 from pfedme.errors import InputError
 from pfedme.schema import Column, Schema, Task, is_number, listed
 
-Words = dict[str, Any]
+MOST_ROWS = 10**9
+"""More rows than this nobody has; weights of rows are added as floats."""
+LARGEST = 1e15
+"""The largest mean or standard deviation that a column may have."""
+MOST_COLUMNS = 100_000
+FEW_TEXTS = 20
+"""Classes, or categories of a column, that a client may have however few the others have,"""
+MANY_TEXTS = 5
+"""and how many times as many as the median of all."""
+FAR = 10.0
+"""How many times the usual deviation a client's mean may be from the median of all, and its own deviation may
+be: what is farther has no part in the column's scaling."""
+HEAVY = 100.0
+"""How many times the median a client's rows count at most in the scaling."""
+UNTOLD = 1e30
+"""The scale of a column of which nobody tells anything, because all numbers are equal or too few: its
+features are zeros."""
 
 
 def to_words(told: Told) -> Words:
@@ -27,37 +47,56 @@ def to_words(told: Told) -> Words:
 
 def from_words(words: Any) -> Told:
     """The inverse of `to_words`; raises an error for anything else."""
+    if isinstance(words, dict) and words.get("version") != __version__:
+        raise InputError(
+            f"it has pfedme {str(words.get('version'))[:20]}, and the server {__version__}; both sides must "
+            "have the same version."
+        )
     try:
+        if len(words["numbers"]) + len(words["categories"]) > MOST_COLUMNS:
+            raise ValueError("more columns than a table may have")
         told = Told(
-            label=str(words["label"]),
+            label=_text(words["label"]),
             task=words["task"],
-            impute=bool(words["impute"]),
-            numbers={str(name): _moments(values) for name, values in words["numbers"].items()},
-            categories={str(n): tuple(map(str, names)) for n, names in words["categories"].items()},
-            classes=tuple(map(str, words["classes"])),
+            impute=words["impute"] is True,
+            numbers={_text(name): _moments(values) for name, values in words["numbers"].items()},
+            categories={_text(name): _texts(names) for name, names in words["categories"].items()},
+            classes=_texts(words["classes"]),
             quantity=None if words["quantity"] is None else _moments(words["quantity"]),
         )
-        if any(len(names) > MOST_CATEGORIES for names in (told.classes, *told.categories.values())):
-            raise ValueError("more than a table may have")
         if (told.task == "regression") != (told.quantity is not None) or told.task not in get_args(Task):
             raise ValueError("a task that cannot be")
-    except (KeyError, TypeError, ValueError, AttributeError):
-        raise InputError(
-            "what it tells of its table cannot be read; do both sides have one version?"
-        ) from None
+        if told.task == "classification" and not told.classes:
+            raise ValueError("no class")
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
+        raise InputError("what it tells of its table is impossible.") from None
     return told
+
+
+def _text(value: Any) -> str:
+    if not (isinstance(value, str) and len(value) <= LONGEST_TEXT):
+        raise ValueError("a text that cannot be")
+    return value
+
+
+def _texts(values: Any) -> tuple[str, ...]:
+    if not isinstance(values, list | tuple) or len(values) > MOST_CATEGORIES:
+        raise ValueError("more than a table may have")
+    return tuple(_text(value) for value in values)
+
+
+def _moments(values: Any) -> Moments:
+    count, mean, spread = values
+    if type(count) is not int or any(type(value) not in (int, float) for value in (mean, spread)):
+        raise ValueError("numbers that cannot be")
+    if not (0 <= count <= MOST_ROWS and abs(mean) <= LARGEST and 0 <= spread <= LARGEST**2):
+        raise ValueError("numbers that cannot be")
+    return Moments(count, float(mean), float(spread))
 
 
 def shape(told: Told) -> tuple[Any, ...]:
     """What must be the same for all clients."""
     return told.label, told.task, tuple(sorted(told.numbers)), tuple(sorted(told.categories)), told.impute
-
-
-def _moments(values: Any) -> Moments:
-    moments = Moments(*map(float, values))
-    if not (np.isfinite(tuple(moments)).all() and moments.values >= 0 and moments.spread >= 0):
-        raise ValueError("numbers that cannot be")
-    return moments
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,15 +107,32 @@ class Agreement:
     names: tuple[str, ...]
     """Sorted, as in a simulation."""
     refused: dict[str, str]
+    left_out: tuple[str, ...] = ()
+    """What was told and has no part in the scaling, and why."""
+
+    def words(self, plan: Words) -> Words:
+        """What clients are bound by if they follow a plan; the hash of these words is in every message."""
+        return {"plan": plan, "schema": self.schema.to_json(), "names": list(self.names)}
+
+    def sha256(self, plan: Words) -> str:
+        """The hash of these words."""
+        return sha256(self.words(plan))
 
     def to_json(self) -> Words:
         """As JSON values."""
-        return {"schema": self.schema.to_json(), "names": list(self.names), "refused": self.refused}
+        names, left_out = list(self.names), list(self.left_out)
+        return {
+            "schema": self.schema.to_json(),
+            "names": names,
+            "refused": self.refused,
+            "left_out": left_out,
+        }
 
     @classmethod
     def from_json(cls, words: Words) -> Agreement:
         """The inverse of `to_json`."""
-        return cls(Schema.from_json(words["schema"]), tuple(words["names"]), dict(words["refused"]))
+        schema, names = Schema.from_json(words["schema"]), tuple(words["names"])
+        return cls(schema, names, dict(words["refused"]), tuple(words["left_out"]))
 
 
 def agree(said: Mapping[str, Any]) -> Agreement:
@@ -86,7 +142,8 @@ def agree(said: Mapping[str, Any]) -> Agreement:
     >>> ages = Moments(3, 50.0, 4.0), Moments(1, 54.0, 0.0)
     >>> north = Told(**kind, numbers={"age": ages[0]}, categories={"sex": ("f",)}, classes=("no", "yes"))
     >>> south = Told(**kind, numbers={"age": ages[1]}, categories={"sex": ("m",)}, classes=("no",))
-    >>> found = agree({"north": to_words(north), "south": to_words(south), "west": {}})
+    >>> here = {"version": __version__}
+    >>> found = agree({"north": here | to_words(north), "south": here | to_words(south), "west": here})
     >>> found.schema.columns[0].mean, round(found.schema.columns[0].scale ** 2, 9)
     (51.0, 6.0)
     >>> found.schema.columns[1].categories, found.names, list(found.refused)
@@ -99,21 +156,26 @@ def agree(said: Mapping[str, Any]) -> Agreement:
         except InputError as error:
             refused[name] = str(error)
     if not told:
-        raise InputError("No client has told what its table is like.")
+        return Agreement(Schema((), "", None, "classification"), (), refused)
     usual = Counter(shape(one) for one in told.values()).most_common(1)[0][0]
     example = next(one for one in told.values() if shape(one) == usual)
     for name, one in list(told.items()):
         if shape(one) != usual:
             refused[name] = difference(one, example)
             del told[name]
+    _refuse_inventors(told, refused)
+    left_out: list[str] = []
     columns = [
-        _number(name, [one.numbers[name] for one in told.values()]) for name in example.numbers
-    ]  # fmt: skip
+        _number(name, {who: one.numbers[name] for who, one in told.items()}, left_out)
+        for name in example.numbers
+    ]
     for name in example.categories:
         occur = sorted(set().union(*(one.categories[name] for one in told.values())))
         _refuse_too_many(f"Column '{name}'", occur)
         columns.append(Column(name, "category", categories=tuple(occur)))
     schema = Schema(tuple(columns), example.label, None, example.task, impute=example.impute)
+    if not schema.features:
+        raise InputError("No column has anything that clients may tell; there is nothing to learn from.")
     if example.task == "classification":
         labels = sorted(set().union(*(one.classes for one in told.values())))
         labels = sorted(labels, key=float) if all(map(is_number, labels)) else labels
@@ -124,9 +186,35 @@ def agree(said: Mapping[str, Any]) -> Agreement:
             )
         schema = dataclasses.replace(schema, labels=tuple(labels))
     else:
-        label = _number(example.label, [one.quantity for one in told.values() if one.quantity])
+        quantities = {who: one.quantity for who, one in told.items() if one.quantity}
+        label = _number(example.label, quantities, left_out)
         schema = dataclasses.replace(schema, label_mean=label.mean, label_scale=label.scale)
-    return Agreement(schema, tuple(told), refused)
+    return Agreement(schema, tuple(told), refused, tuple(left_out))
+
+
+def _refuse_inventors(told: dict[str, Told], refused: dict[str, str]) -> None:
+    """Moves those who tell of far more classes, or categories of a column, than the others to the refused."""
+    kinds: dict[str, Callable[[Told], Sequence[str]]] = {"label": lambda one: one.classes}
+    for name in next(iter(told.values())).categories:
+        kinds[f"column '{name}'"] = lambda one, name=name: one.categories[name]
+    for what, texts in kinds.items():
+        count = {name: len(texts(one)) for name, one in told.items()}
+        most = max(FEW_TEXTS, MANY_TEXTS * _middle(list(count.values())))
+        for name in [name for name, own in count.items() if own > most]:
+            refused[name] = (
+                f"its {what} has {count[name]:,} different texts, and most others' far fewer; only "
+                f"{most:.0f} are believed."
+            )
+            del told[name]
+
+
+def _middle(values: Sequence[float]) -> float:
+    """The median, the lower one of two: a lie of one among two does not raise it.
+
+    >>> _middle([1, 9]), _middle([1, 2, 9])
+    (1, 2)
+    """
+    return sorted(values)[(len(values) - 1) // 2]
 
 
 def _refuse_too_many(what: str, names: list[str]) -> None:
@@ -136,18 +224,31 @@ def _refuse_too_many(what: str, names: list[str]) -> None:
         )
 
 
-def _number(name: str, told: list[Moments]) -> Column:
-    """A column of numbers from what clients tell of it."""
-    count, mean, spread = (np.array(values)[:, None] for values in zip(*told, strict=True))
+def _number(name: str, told: Mapping[str, Moments], left_out: list[str]) -> Column:
+    """A column of numbers from what clients tell of it; notes who has no part in it because it is far off."""
+    own = {who: one for who, one in told.items() if one.values}
+    if len(own) > 2:
+        middle = _middle([one.mean for one in own.values()])
+        usual = _middle([abs(one.mean - middle) for one in own.values()])
+        usual += _middle([one.spread**0.5 for one in own.values()])
+        for who, one in list(own.items()):
+            if usual and max(abs(one.mean - middle), one.spread**0.5) > FAR * usual:
+                left_out.append(
+                    f"{who} has no part in the scaling of '{name}': its mean is {one.mean:.3g} and its "
+                    f"deviation {one.spread**0.5:.3g}, and the others' are around {middle:.3g} and "
+                    f"{usual:.3g}; do units agree?"
+                )
+                del own[who]
+    if not own:
+        return Column(name, "number", scale=UNTOLD)
+    count, mean, spread = (np.array(values, float)[:, None] for values in zip(*own.values(), strict=True))
+    if len(own) > 2:
+        count = np.minimum(count, HEAVY * _middle(count[:, 0].tolist()))
     # Counted from one of the means, because squares of large numbers lose what makes these different.
     zero = float(mean[np.argmax(count), 0])
     away = mean - zero
-    n, own, scale = combine([Sums(count, count * away, count * (spread + away**2))])
-    if n[0] == 0:
-        raise InputError(
-            f"Column '{name}' has no value in any client's training rows; leave it out with --drop."
-        )
-    return Column(name, "number", zero + float(own[0]), float(scale[0]), near=zero)
+    _, shift, scale = combine([Sums(count, count * away, count * (spread + away**2))])
+    return Column(name, "number", zero + float(shift[0]), float(scale[0]), near=zero)
 
 
 def difference(one: Told, usual: Told) -> str:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +21,12 @@ from flwr.serverapp import Grid, ServerApp
 from pfedme.algorithms import ALGORITHMS
 from pfedme.data.table import OPTIONS, Table
 from pfedme.deploy.book import Book, carry_out
-from pfedme.deploy.client import Client
+from pfedme.deploy.client import SCORES, Client
 from pfedme.deploy.flower import MARK
-from pfedme.deploy.server import GONE, Content, Enough, Kind, Plan, Reply, Server, never
+from pfedme.deploy.messages import GONE, Content, Kind, Refusal, Reply, Words
+from pfedme.deploy.plan import Plan
+from pfedme.deploy.policy import Policy
+from pfedme.deploy.server import Enough, Server, never
 from pfedme.devices import keep_compiled_programs
 from pfedme.errors import InputError, RunError, unknown
 from pfedme.models import parse_model
@@ -30,7 +36,8 @@ client = ClientApp()
 server = ServerApp()
 
 TYPES: dict[Kind, str] = {
-    "agree": "query.agree", "train": "train", "finish": "evaluate", "refuse": "query.refuse",
+    "agree": "query.agree", "join": "query.join", "train": "train", "finish": "evaluate",
+    "refuse": "query.refuse",
 }  # fmt: skip
 """What Flower calls the kinds of messages."""
 POLL_S = 0.2
@@ -54,7 +61,14 @@ def client_of(config: Mapping[str, Any]) -> Client:
     """The client that a node's configuration describes."""
     fields = {name: config[key] for name in OPTIONS if (key := name.replace("_", "-")) in config}
     table = build(Table, {**fields, "path": config["data"], "owner": config["name"]}, "the client")
-    return Client(table, Path(str(config["state-dir"])), bool(config.get("share-metrics", False)))
+    limits = {name: config[key] for name in field_types(Policy) if (key := name.replace("_", "-")) in config}
+    policy = build(Policy, limits, "the client's policy").checked()
+    return Client(table, Path(str(config["state-dir"])), bool(config.get("share-metrics", False)), policy)
+
+
+def say(line: str) -> None:
+    """A line for the owner of the client, at its console."""
+    print(f"{MARK}{line}", flush=True)
 
 
 def answered(work: Callable[[Client, Content], Content]) -> Callable[[Message, Context], Message]:
@@ -63,10 +77,16 @@ def answered(work: Callable[[Client, Content], Content]) -> Callable[[Message, C
     def handle(message: Message, context: Context) -> Message:
         keep_compiled_programs(0.0)  # a process for each message would compile even the smallest again
         try:
-            content = work(client_of(context.node_config), unpacked(message.content))
+            client = client_of(context.node_config)
+            with ending_after(client.policy.max_seconds):
+                content = work(client, unpacked(message.content))
+        except Refusal as refusal:
+            say(f"Refused what the server asked for: {refusal}.")
+            content = Content({"error": str(refusal)}, {})
         except Exception as error:
-            known = isinstance(error, InputError | RunError)
-            print("" if known else traceback.format_exc(), f"{MARK}{error}", sep="\n", flush=True)
+            if not isinstance(error, InputError | RunError):
+                print(traceback.format_exc(), flush=True)
+            say(str(error))
             content = Content({"error": "its program failed, and its own console says why"}, {})
         words = {"name": str(context.node_config.get("name", "")), **content.words}
         return Message(content=packed(Content(words, content.arrays)), reply_to=message)
@@ -74,11 +94,84 @@ def answered(work: Callable[[Client, Content], Content]) -> Callable[[Message, C
     return handle
 
 
-client.query("agree")(answered(lambda own, _: own.agree()))
+@contextmanager
+def ending_after(seconds: float) -> Iterator[None]:
+    """Ends this process if what is done takes longer, for a compiled program cannot be interrupted."""
+
+    def end() -> None:
+        say(f"Gave up: a message of the server took more than {seconds:g} seconds (--max-seconds).")
+        os._exit(1)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def bound(own: Client, asked: Content) -> Content:
+    """`Client.join`, told to the owner."""
+    content = own.join(asked)
+    if sha := content.words.get("bound"):
+        names = asked.words["agreement"]["names"]
+        say(f"Bound by the agreement of {len(names)} clients; its SHA-256 is {sha}.")
+    return content
+
+
+def trained(own: Client, asked: Content) -> Content:
+    """`Client.train`, told to the owner with what became of its last part."""
+    if line := news(asked.words.get("news")):
+        say(line)
+    content = own.train(asked)
+    say(f"Round {asked.words['round'] + 1}: trained; w_i leaves this machine.")
+    return content
+
+
+def finished(own: Client, asked: Content) -> Content:
+    """`Client.finish`, told to the owner with how good its models are."""
+    if line := news(asked.words.get("news")):
+        say(line)
+    content = own.finish(asked)
+    if asked.words.get("last") is True:
+        say(scores_line(json.loads((own.state / SCORES).read_text())))
+    return content
+
+
+def news(told: Any) -> str:
+    """What became of a client's last part, as far as its owner wants to know."""
+    if not isinstance(told, dict) or (told.get("outcome") == "counted" and not told.get("clipped")):
+        return ""
+    where = f"Round {str(told.get('round'))[:10]}: this client's part"
+    if told.get("outcome") == "counted":
+        return f"{where} counted, shortened from {told.get('norm'):.3g} to {told.get('clipped'):.3g}."
+    return f"{where} did not count; the server says: {str(told.get('reason'))[:300]}."
+
+
+def scores_line(entry: Words) -> str:
+    """How good a client's models are on its own test rows.
+
+    >>> scores_line({"round": 3, "global": {"accuracy": 0.9}, "personal": {"accuracy": 0.925}})
+    'On its own test rows: shared model 90.0 % right, personal model 92.5 % right.'
+    """
+    names = {"global": "shared", "local": "local", "personal": "personal"}
+    found = []
+    for kind, name in names.items():
+        score = entry.get(kind, {})
+        if score.get("accuracy") is not None:
+            found.append(f"{name} model {100 * score['accuracy']:.1f} % right")
+        elif score.get("rmse") is not None:
+            found.append(f"{name} model off by {score['rmse']:.4g} (RMSE), R² {score['r2']:.3f}")
+    return f"On its own test rows: {', '.join(found)}." if found else "It has no test rows of its own."
+
+
+client.query("agree")(answered(Client.agree))
 client.query("hello")(answered(lambda own, _: Content({}, {})))
+client.query("join")(answered(bound))
 client.query("refuse")(answered(Client.refused))
-client.train()(answered(Client.train))
-client.evaluate()(answered(Client.finish))
+client.train()(answered(trained))
+client.evaluate()(answered(finished))
 
 
 class FlowerChannel:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import time
 from collections.abc import Mapping
 from datetime import datetime
@@ -15,7 +16,10 @@ import numpy as np
 from pfedme import __version__
 from pfedme.data.deployed import Deployed
 from pfedme.deploy.agreement import Agreement
-from pfedme.deploy.server import Content, Part, Plan, Progress, Server, Stopped, ledger_csv
+from pfedme.deploy.ledger import ledger_csv
+from pfedme.deploy.messages import Content
+from pfedme.deploy.plan import Plan
+from pfedme.deploy.server import Progress, Server, Stopped
 from pfedme.errors import InputError, RunError
 from pfedme.execute import clients_csv, environment
 from pfedme.federation import Federation
@@ -91,18 +95,27 @@ class Book:
         with writing(self.folder.path):
             atomic_write(self.folder.record, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
 
-    def save(self, progress: Progress) -> None:
-        """The state after a round, from which the run can go on, and the ledger so far."""
-        about = {
-            "round": progress.t,
-            "agreement": progress.agreement.to_json(),
-            "history": list(progress.history),
-            "ledger": [dataclasses.asdict(part) for part in progress.ledger],
-            "spent": self.before + time.monotonic() - self.began,
-        }
+    def save(self, progress: Progress) -> Progress:
+        """Writes the state after a round, from which the run can go on, and its lines of the ledger; returns
+        it without them."""
         with writing(self.folder.path):
+            with (self.folder.path / LEDGER).open("ab") as ledger:
+                ledger.write(ledger_csv(progress.ledger, header=ledger.tell() == 0).encode())
+                ledger.flush()
+                os.fsync(ledger.fileno())
+                length = ledger.tell()
+            about = {
+                "round": progress.t,
+                "agreement": progress.agreement.to_json(),
+                "attempt": progress.attempt,
+                "norms": list(progress.norms),
+                "lates": dict(progress.lates),
+                "history": list(progress.history),
+                "ledger": length,
+                "spent": self.before + time.monotonic() - self.began,
+            }
             self.folder.write_checkpoint({"w": progress.w}, about)
-            atomic_write(self.folder.path / LEDGER, ledger_csv(progress.ledger))
+        return dataclasses.replace(progress, ledger=())
 
     def restore(self) -> Progress | None:
         """The state in the checkpoint; None if the run had not come to its first round."""
@@ -110,11 +123,16 @@ class Book:
             return None
         tensors, about = self.folder.read_checkpoint()
         self.before = float(about["spent"])
+        with writing(self.folder.path), (self.folder.path / LEDGER).open("ab") as ledger:
+            # Lines of a round that was not saved, because the server was killed between the two.
+            ledger.truncate(int(about["ledger"]))
         return Progress(
             t=int(about["round"]),
             w=tensors["w"],
             agreement=Agreement.from_json(about["agreement"]),
-            ledger=tuple(Part(**part) for part in about["ledger"]),
+            attempt=int(about["attempt"]),
+            norms=tuple(about["norms"]),
+            lates=dict(about["lates"]),
             history=tuple(about["history"]),
         )
 
@@ -187,28 +205,31 @@ def carry_out(server: Server, book: Book, *, resume: bool) -> None:
     plan, progress = server.plan, book.restore() if resume else None
     try:
         if progress is None:
+            (book.folder.path / LEDGER).unlink(missing_ok=True)
             book.write_record("running", None)
-            progress = server.begin()
-            book.save(progress)
+            progress = book.save(server.begin())
             book.write_record("running", progress)
         else:
-            book.tell(f"Resumed before round {progress.t}.")
+            book.tell(f"Resumed before round {progress.t + 1}.")
         while progress.t < plan.rounds:
             if plan.eval_every and progress.t % plan.eval_every == 0:
                 progress = evaluated(server, progress, last=False)[0]
             progress = server.round(progress)
-            book.save(progress)
-            counted = sum(p.outcome == "counted" for p in progress.ledger if p.round == progress.t - 1)
-            book.tell(f"Round {progress.t} of {plan.rounds} is done, with {counted} clients.")
+            counted = [part for part in progress.ledger if part.outcome == "counted"]
+            shortened = sum(part.clipped is not None for part in counted)
+            told = f", {shortened} of them shortened" if shortened else ""
+            progress = book.save(progress)
+            book.tell(f"Round {progress.t} of {plan.rounds} is done, with {len(counted)} clients{told}.")
         progress, told = evaluated(server, progress, last=True)
         book.finish(server, progress, told)
         book.tell("Finished.")
     except (RunError, InputError) as error:
         status = "stopped" if isinstance(error, Stopped) else "failed"
         if isinstance(error, Stopped) and error.progress is not None:
-            progress = error.progress
-            book.save(progress)
+            progress = book.save(error.progress)
         book.tell(f"Stopped: {error}")
+        if status == "failed":
+            server.fail(str(error))
         book.write_record(status, progress, str(error))
         book.report()
         raise

@@ -1,35 +1,46 @@
-"""The client's side: its own table, its part of a round, and the models that stay with it."""
+"""The client's side: its own table, its part of a round, and the models that stay with it.
+
+A server is not trusted. What it may ask for is in the client's policy; the plan is pinned once its owner has
+approved it, and the agreement once it was checked against the table; a message names that agreement by its
+hash, a round and w, and nothing else in it has a meaning.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import json
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from pfedme.algorithms import ALGORITHMS
+from pfedme import __version__
 from pfedme.algorithms.base import Models
+from pfedme.data.fitting import Told
 from pfedme.data.table import Table
 from pfedme.deploy.agreement import to_words
-from pfedme.deploy.server import Content
+from pfedme.deploy.messages import Content, Refusal, Words
+from pfedme.deploy.pins import Pins
+from pfedme.deploy.plan import Plan, offered
+from pfedme.deploy.policy import LONGEST_TEXT, Policy
 from pfedme.errors import InputError
 from pfedme.federation import Federation, Part
 from pfedme.files import atomic_write, writing
+from pfedme.hashing import ids_of_names
 from pfedme.metrics import Scores
-from pfedme.models import MODELS
+from pfedme.models import Model
 from pfedme.predictor import Predictor
 from pfedme.schema import Schema
 from pfedme.simulate import Evaluation, Simulation
-from pfedme.spec import build
 
 MODEL = "model"
 """The folder, in the client's state folder, of the model that it uses."""
-DONE, REFUSED = "done", "refused.txt"
-"""The files there by which a server's last word is known: that the run is over, or why the client cannot take
-part."""
+DONE, REFUSED, SCORES = "done", "refused.json", "scores.json"
+"""Files there: by the first two a server's last word is known, that the run is over, or why the client cannot
+take part; the third tells how good the client's models are."""
+MOST_CLIENTS = 1_000_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,17 +50,54 @@ class Client:
     table: Table
     """Its rows, all of which are its own."""
     state: Path
-    """The folder that keeps its models."""
+    """The folder that keeps its models, and what it is bound by."""
     share_metrics: bool = False
     """Whether the server may know how many test rows its models are right about."""
+    policy: Policy = dataclasses.field(default_factory=Policy)
+    """What a server may ask for."""
 
-    def agree(self) -> Content:
-        """What the federation must know of the table to agree on columns, classes and scaling."""
-        return Content(to_words(self.table.tell()), {})
+    @property
+    def pins(self) -> Pins:
+        """What the client is bound by."""
+        return Pins(self.state)
+
+    @cached_property
+    def told(self) -> Told:
+        """What the client tells of its table, once it is known that it may."""
+        told = self.table.tell(self.policy.min_count)
+        self.policy.check_table(int(self.table.load().n_train[0]), [*told.numbers, *told.categories])
+        return told
+
+    def approved(self, words: Any) -> Plan | None:
+        """The plan that a server offers, if it is within the limits and approved; None while it is not."""
+        plan = offered(words)
+        self.policy.check_plan(plan)
+        return plan if self.pins.approved(words, self.policy.approve) else None
+
+    def agree(self, asked: Content) -> Content:
+        """What the federation must know of the table to agree on columns, classes and scaling.
+
+        Nothing leaves before the owner has approved the plan.
+        """
+        if self.approved(asked.words.get("plan")) is None:
+            return Content({"pending": True}, {})
+        return Content({"version": __version__, **to_words(self.told)}, {})
+
+    def join(self, asked: Content) -> Content:
+        """Binds the client to an agreement that fits its table and its limits."""
+        agreement = asked.words.get("agreement")
+        if not (isinstance(agreement, dict) and set(agreement) == {"plan", "schema", "names"}):
+            raise Refusal("the server's agreement cannot be read")
+        if self.approved(agreement["plan"]) is None:
+            return Content({"pending": True}, {})
+        bound = Bound(self, agreement)
+        self.policy.check_schema(bound.schema, self.told)
+        self.policy.check_size(bound.parameters)
+        return Content({"bound": self.pins.bind(agreement, self.table.pinned().fingerprint)}, {})
 
     def train(self, asked: Content) -> Content:
         """The client's part of a round; the personal model stays here."""
-        task = Task(self, asked)
+        task = Task(self, asked, train=True)
         update = task.simulation.update(task.now, np.zeros(1, int))
         upload = np.asarray(update.upload.ravel(1)[0])
         self.keep(task, update.models)
@@ -59,11 +107,15 @@ class Client:
 
     def finish(self, asked: Content) -> Content:
         """The models in answer to w; they stay here, and their scores too unless they may be shared."""
-        task = Task(self, asked)
+        task = Task(self, asked, train=False)
         evaluation, models = task.simulation.evaluate(task.now)
-        if asked.words.get("last"):
-            self.keep(task, models)
-            atomic_write(self.state / DONE, f"{task.now.t}\n")
+        entry = evaluation.entry()
+        with writing(self.state):
+            atomic_write(self.state / SCORES, json.dumps(entry, indent=1) + "\n")
+            if asked.words.get("last") is True:
+                self.keep(task, models)
+                self.pins.end()
+                atomic_write(self.state / DONE, f"{task.now.t}\n")
         return Content({"scores": scores_told(evaluation, task.federation)} if self.share_metrics else {}, {})
 
     def keep(self, task: Task, models: Models) -> None:
@@ -72,53 +124,84 @@ class Client:
         theta = models.personal if models.personal is not None else models.local
         assert theta is not None
         origin = {"client": self.table.owner, "which": which, "round": task.now.t}
-        predictor = Predictor(task.simulation.model, theta[0], task.schema, origin=origin)
+        predictor = Predictor(task.simulation.model, theta[0], task.bound.schema, origin=origin)
         with writing(self.state):
             self.state.mkdir(parents=True, exist_ok=True)
         predictor.save(self.state / MODEL, force=True)
 
     def refused(self, asked: Content) -> Content:
-        """Notes why the client cannot take part; whoever started it reads that."""
+        """Notes why the client cannot take part, or that the run has failed, for whoever started it."""
+        reason, over = str(asked.words.get("reason", ""))[:1000], asked.words.get("over") is True
         with writing(self.state):
             self.state.mkdir(parents=True, exist_ok=True)
-            atomic_write(self.state / REFUSED, str(asked.words.get("reason", "")) + "\n")
+            if over:
+                self.pins.end()
+            atomic_write(self.state / REFUSED, json.dumps({"reason": reason, "over": over}) + "\n")
         return Content({}, {})
 
 
-class Task:
-    """What a message asks a client for."""
+class Bound:
+    """What an agreement means for a client: its plan, its columns, and its model."""
 
-    def __init__(self, client: Client, asked: Content) -> None:
-        words = asked.words
-        self.schema = Schema.from_json(words["schema"])
-        refuse_columns(client.table, [column.name for column in self.schema.columns])
-        federation = client.table.load(self.schema)
-        self.federation: Federation = dataclasses.replace(federation, ids=np.array([words["id"]], np.uint32))
-        algorithm = _part(words["algorithm"], ALGORITHMS, "algorithm")
-        described = _part(words["model"], MODELS, "model")
-        features, classes = self.federation.features, len(self.schema.labels)
-        model = described.settled(features, self.federation.shape).build(features, classes)
-        self.simulation = Simulation(algorithm, model, self.federation, cohort=1, seed=words["seed"])
-        like = jax.eval_shape(model.init, self.simulation.key)
-        start = self.simulation.start(jax.jit(like.like)(asked.arrays["w"]))
-        self.now = start._replace(t=int(words["round"]))
+    def __init__(self, client: Client, agreement: Words) -> None:
+        self.plan = offered(agreement["plan"])
+        client.policy.check_plan(self.plan)
+        names = agreement["names"]
+        try:
+            self.schema = Schema.from_json(agreement["schema"])
+            fine = len(names) <= MOST_CLIENTS and all(
+                isinstance(name, str) and len(name) <= LONGEST_TEXT for name in names
+            )
+        except (KeyError, TypeError, ValueError, AttributeError):
+            fine = False
+        if not fine:
+            raise Refusal("the server's agreement cannot be read")
+        if names.count(client.table.owner) != 1:
+            raise Refusal(f"the agreement is not one of the client '{client.table.owner}'")
+        self.id = int(ids_of_names(names)[names.index(client.table.owner)])
 
-
-def refuse_columns(table: Table, names: Sequence[str]) -> None:
-    """Raises an error if a server asks for a column that the owner of a table does not let it use."""
-    kept = {*table.drop, table.label}
-    if asked := [name for name in names if name in kept or (table.features and name not in table.features)]:
-        raise InputError(f"The server asks for the column '{asked[0]}', which is not to be used.")
-
-
-def _part(words: dict[str, Any], known: dict[str, Any], what: str) -> Any:
-    fields = dict(words)
-    name = fields.pop("name")
-    if name not in known:
-        raise InputError(
-            f"The server asks for the {what} '{name}', which this version does not know; update it."
+    @cached_property
+    def model(self) -> Model:
+        """The model for the columns that were agreed on."""
+        return self.plan.model.settled(self.schema.features).build(
+            self.schema.features, len(self.schema.labels)
         )
-    return build(known[name], fields, f"{what} '{name}'")
+
+    @cached_property
+    def shapes(self) -> Any:
+        """The shapes of the model's parameters."""
+        return jax.eval_shape(self.model.init, jax.random.key(0))
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers the model has."""
+        return sum(leaf.size for leaf in jax.tree.leaves(self.shapes))
+
+
+class Task:
+    """What a message asks a client for, once it is known to be what the client is bound to do."""
+
+    def __init__(self, client: Client, asked: Content, *, train: bool) -> None:
+        agreement, fingerprint = client.pins.bound(asked.words.get("agreement"))
+        self.bound = bound = Bound(client, agreement)
+        t, w = asked.words.get("round"), asked.arrays.get("w")
+        last = bound.plan.rounds - 1 if train else bound.plan.rounds
+        if type(t) is not int or not 0 <= t <= last:
+            raise Refusal(f"the plan has no round {str(t)[:20]}")
+        if w is None or w.dtype != np.float32 or w.shape != (bound.parameters,) or not np.isfinite(w).all():
+            raise Refusal("the server's w is not a model of the agreement")
+        try:
+            table = dataclasses.replace(client.table, fingerprint=fingerprint).pinned()
+        except InputError:
+            raise Refusal("its rows have changed since the agreement; put back what they were") from None
+        federation = table.load(bound.schema)
+        self.federation: Federation = dataclasses.replace(federation, ids=np.array([bound.id], np.uint32))
+        self.simulation = Simulation(
+            bound.plan.algorithm, bound.model, self.federation, cohort=1, seed=bound.plan.seed
+        )
+        client.pins.enter(t, w, train=train)
+        start = self.simulation.start(jax.jit(bound.shapes.like)(w))
+        self.now = start._replace(t=t)
 
 
 def scores_told(evaluation: Evaluation, federation: Federation) -> dict[str, Any]:

@@ -13,8 +13,8 @@ from typing import Any
 from pfedme.algorithms import Algorithm
 from pfedme.data.table import OPTIONS, Table
 from pfedme.deploy import join, keys, serve
+from pfedme.deploy.plan import Plan
 from pfedme.deploy.processes import joined, parse_address
-from pfedme.deploy.server import Plan
 from pfedme.errors import InputError
 from pfedme.folder import Folder
 from pfedme.models import parse_model

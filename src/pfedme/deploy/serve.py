@@ -16,6 +16,7 @@ from pfedme.deploy.book import LEDGER, LOG, note
 from pfedme.deploy.flower import BUNDLE, MARK, command
 from pfedme.deploy.keys import server_keys
 from pfedme.deploy.link import Link, Status
+from pfedme.deploy.plan import Plan
 from pfedme.deploy.processes import (
     Kept,
     await_health,
@@ -26,7 +27,6 @@ from pfedme.deploy.processes import (
     private_home,
     refuse_taken,
 )
-from pfedme.deploy.server import Plan
 from pfedme.errors import InputError, Interrupted, RunError
 from pfedme.files import atomic_write, refuse_file, writing
 from pfedme.folder import Folder

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
-import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -17,45 +14,24 @@ import numpy as np
 
 from pfedme.algorithms import Algorithm
 from pfedme.deploy.agreement import Agreement, agree
-from pfedme.errors import InputError, RunError
+from pfedme.deploy.judge import TRAILING, Upload, clipped, scores_shape, unfit
+from pfedme.deploy.ledger import Part
+from pfedme.deploy.messages import GONE, UNBOUND, Content, Kind, Reply, Words
+from pfedme.deploy.plan import Plan
+from pfedme.errors import RunError
 from pfedme.hashing import ids_of_names
-from pfedme.models import Description, Model
+from pfedme.models import Model
 from pfedme.schema import Schema
 from pfedme.simulate import draw_cohort, first_model
-from pfedme.spec import Count, Index, Positive, Seed, check, to_json
 from pfedme.tree import Params
-
-Kind = Literal["agree", "train", "finish", "refuse"]
-"""What a client is asked for: what its table is like; its part of a round; the models that it keeps in the
-end. `refuse` tells it that it cannot take part."""
-
-Outcome = Literal["counted", "dropped", "failed", "late", "absent"]
-"""What became of a client's part of a round. `dropped`: it came, and was not fit to be counted. `failed`: an
-error came instead. `late`: nothing came before the deadline. `absent`: the client was not connected."""
-
-
-class Content(NamedTuple):
-    """What is in a message: JSON values, and arrays."""
-
-    words: dict[str, Any]
-    arrays: dict[str, np.ndarray]
-
-
-class Reply(NamedTuple):
-    """What a client has answered, or the error that came instead."""
-
-    content: Content | None
-    error: str = ""
-
 
 PATIENCE = 2.0
 """How many times as long as for the others to wait for a client that was late the last time,"""
 FULL_WAIT = 5
 """but for one in so many times, when it has all the time again."""
-MOST_ROWS = 10**9
-"""More rows than this nobody has; weights of rows are added as floats."""
-GONE = "it was asked, and then its connection ended"
-"""The error of a client that may come back."""
+LOOK_S, ASK_AGAIN_S = 0.5, 5.0
+"""Seconds between two looks at who is there, and between two questions to a client whose owner has not yet
+approved the plan."""
 
 
 Enough = Callable[[set[str], float], bool]
@@ -84,78 +60,6 @@ class Channel(Protocol):
         ...
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Plan:
-    """Everything that determines a deployed run but for the clients' tables."""
-
-    algorithm: Algorithm
-    model: Description
-    rounds: Count = 100
-    """T: communication rounds."""
-    cohort: Count | None = None
-    """S: clients drawn in each round; 10, or all if there are fewer."""
-    seed: Seed = 0
-    """Seed of the initial model, the cohorts and the mini-batches."""
-    min_clients: Count = 2
-    """Clients that must be there before training begins."""
-    min_replies: Count | None = None
-    """Good replies without which a round does not count and is repeated; half of the cohort if not given."""
-    deadline: Positive = 120.0
-    """Seconds that a client has for its part of a round."""
-    tries: Count = 5
-    """How often a round is tried before the run stops; it can be resumed."""
-    far: Positive = 10.0
-    """An update that is so many times longer than the median of its round is dropped."""
-    wait: Positive = 3600.0
-    """Seconds to wait for enough clients."""
-    eval_every: Index = 0
-    """Rounds between two evaluations, each of which costs another exchange; 0: only in the end."""
-
-    def checked(self) -> Plan:
-        """This plan, once it is known that it can be carried out."""
-        check(self, "the run")
-        if not self.algorithm.has_global:
-            raise InputError(
-                f"{self.algorithm.name} trains no shared model, so that there is nothing for a server to do."
-            )
-        if getattr(self.algorithm, "rechoose", 0):
-            raise InputError("--rechoose is for simulations; leave it out.")
-        return self
-
-
-@dataclasses.dataclass(frozen=True)
-class Part:
-    """A client's part of one try of a round: a line of the ledger."""
-
-    round: int
-    attempt: int
-    client: str
-    outcome: Outcome
-    reason: str = ""
-    rows: int | None = None
-    """Training rows, where they are told because updates are weighted by them."""
-    norm: float | None = None
-    """‖w_i − w‖."""
-    step: float | None = None
-    """‖w_(t+1) − w_t‖ of a round that counted."""
-    without: float | None = None
-    """What that would have been without this client."""
-
-
-COLUMNS = [field.name for field in dataclasses.fields(Part)]
-
-
-def ledger_csv(parts: Sequence[Part]) -> str:
-    """The ledger as text."""
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(COLUMNS)
-    for part in parts:
-        cells = (getattr(part, name) for name in COLUMNS)
-        table.writerow("" if c is None else f"{c:.6g}" if isinstance(c, float) else c for c in cells)
-    return text.getvalue()
-
-
 @dataclasses.dataclass(frozen=True)
 class Progress:
     """Where a deployed run stands after `t` rounds; with the plan it determines what follows."""
@@ -165,7 +69,24 @@ class Progress:
     """The shared model's coordinates."""
     agreement: Agreement
     ledger: tuple[Part, ...] = ()
+    """Lines that are not yet written."""
+    attempt: int = 0
+    """How often the next round was tried in vain."""
+    norms: tuple[float, ...] = ()
+    """Lengths of the last updates that counted."""
+    lates: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """How often clients were late since they last were not."""
     history: tuple[dict[str, Any], ...] = ()
+
+    def noting(self, parts: Sequence[Part]) -> Progress:
+        """This state with more lines of the ledger, and what follows from them."""
+        lates = {**self.lates}
+        for part in parts:
+            lates[part.client] = lates.get(part.client, 0) + 1 if part.outcome == "late" else 0
+        norms = [part.norm for part in parts if part.outcome == "counted" and part.norm is not None]
+        return dataclasses.replace(
+            self, ledger=(*self.ledger, *parts), lates=lates, norms=(*self.norms, *norms)[-TRAILING:]
+        )
 
 
 class Stopped(RunError):
@@ -191,44 +112,92 @@ class Server:
         """Why clients were turned away,"""
         self.turned_away: set[str] = set()
         """and who of them is still there."""
+        self.unbound: set[str] = set()
+        """Clients of the agreement that have to be told it again."""
+        self.news: dict[str, Words] = {}
+        """What became of the clients' last parts."""
+        self.hashed: tuple[Agreement, str] | None = None
+        """The agreement and its hash."""
 
     def begin(self) -> Progress:
         """Waits for clients, agrees with them on columns, classes and scaling, and makes the first model."""
-        plan, asked = self.plan, dict[str, Reply]()
+        plan, offer = self.plan, self.plan.offer()
+        said, asked_at = dict[str, Words](), dict[str, float]()
         waited, told = time.monotonic(), ""
         while True:
-            present = self._forget_who_left()
-            asked = {name: reply for name, reply in asked.items() if name in present}
-            new = {name: Content({}, {}) for name in present if name not in asked}
+            present, now = self._forget_who_left(), time.monotonic()
+            said = {name: words for name, words in said.items() if name in present}
+            asked_at = {name: at for name, at in asked_at.items() if name in present}
+            new = {
+                name: Content({"plan": offer}, {})
+                for name in present
+                if name not in said
+                and name not in self.turned_away
+                and now - asked_at.get(name, -ASK_AGAIN_S) >= ASK_AGAIN_S
+            }
             if len(present) >= plan.min_clients and new:
                 replies = self.channel.ask("agree", new, plan.deadline)
                 # Who does not answer, be it too late or gone, is asked again.
-                asked |= {name: reply for name, reply in replies.items() if reply.error != GONE}
-                said = {name: reply.content.words for name, reply in asked.items() if reply.content}
-                agreement = agree(said) if said else None
-                refused = {name: reply.error for name, reply in asked.items() if reply.error}
-                refused |= agreement.refused if agreement else {}
-                self._refuse({name: why for name, why in refused.items() if name not in self.turned_away})
-                if agreement and len(agreement.names) >= plan.min_clients:
-                    refused = {name: why for name, why in self.refused.items() if name not in agreement.names}
-                    agreement = dataclasses.replace(agreement, refused=refused)
-                    break
-            here = sum(name not in self.turned_away for name in present)
-            now = f"Waiting for clients: {here} of {plan.min_clients} are there."
-            if now != told:
-                self.tell(now)
-                told = now
+                asked_at |= {name: now for name, reply in replies.items() if _pending(reply)}
+                said |= {
+                    name: reply.content.words
+                    for name, reply in replies.items()
+                    if reply.content and not _pending(reply)
+                }
+                self._refuse({n: r.error for n, r in replies.items() if r.error and r.error != GONE})
+            if said and len(said) >= plan.min_clients:
+                agreement = agree(said)
+                self._refuse(agreement.refused)
+                said = {name: said[name] for name in agreement.names}
+                if len(said) >= plan.min_clients:
+                    willing = self._bind(agreement)
+                    if willing >= set(said):
+                        break
+                    said = {name: words for name, words in said.items() if name in willing}
+            line = self._waiting(present, asked_at)
+            if line != told:
+                self.tell(line)
+                told = line
             if time.monotonic() - waited > plan.wait:
+                here = len(present) - len(self.turned_away)
                 raise Stopped(
                     f"{here} of at least {plan.min_clients} clients came within {plan.wait:g} seconds."
                 )
-            time.sleep(0.5)
+            time.sleep(LOOK_S)
+        refused = {name: why for name, why in self.refused.items() if name not in agreement.names}
+        agreement = dataclasses.replace(agreement, refused=refused)
+        for line in agreement.left_out:
+            self.tell(f"{line[0].upper()}{line[1:]}")
         names = ", ".join(agreement.names)
         self.tell(f"{len(agreement.names)} clients agree on {agreement.schema.features} features: {names}.")
+        self.tell(f"The agreement's SHA-256 is {agreement.sha256(offer)}.")
         w = first_model(self.model_for(agreement.schema), plan.seed).ravel()
         return Progress(0, np.asarray(w), agreement)
 
+    def _waiting(self, present: Sequence[str], asked_at: Mapping[str, float]) -> str:
+        here = sum(name not in self.turned_away for name in present)
+        line = f"Waiting for clients: {here} of {self.plan.min_clients} are there."
+        if asked_at:
+            line += f" To be approved by the owners of {', '.join(sorted(asked_at))}."
+        return line
+
+    def _bind(self, agreement: Agreement, names: Sequence[str] | None = None) -> set[str]:
+        """Those of an agreement's clients, or of `names`, that are bound by it now; the others have refused,
+        or have not answered."""
+        plan = self.plan.offer()
+        sha, content = agreement.sha256(plan), Content({"agreement": agreement.words(plan)}, {})
+        replies = self.channel.ask(
+            "join", dict.fromkeys(agreement.names if names is None else names, content), self.plan.deadline
+        )
+        self._refuse({n: r.error for n, r in replies.items() if r.error and r.error != GONE})
+        return {
+            name
+            for name, reply in replies.items()
+            if reply.content is not None and reply.content.words.get("bound") == sha
+        }
+
     def _refuse(self, reasons: Mapping[str, str]) -> None:
+        reasons = {name: why for name, why in reasons.items() if name not in self.turned_away}
         for name, why in reasons.items():
             self.tell(f"Refused {name}: {why}")
         self.refused |= reasons
@@ -236,6 +205,13 @@ class Server:
         contents = {name: Content({"reason": why}, {}) for name, why in reasons.items()}
         if contents:
             self.channel.ask("refuse", contents, self.plan.deadline)
+
+    def fail(self, why: str) -> None:
+        """Tells all clients that the run has failed, lest they wait for it."""
+        content = Content({"reason": why, "over": True}, {})
+        present = [name for name in self.channel.present() if name not in self.turned_away]
+        if present:
+            self.channel.ask("refuse", dict.fromkeys(present, content), self.plan.deadline)
 
     def _forget_who_left(self) -> list[str]:
         """The clients that are there; who was turned away and left may come back with another table."""
@@ -263,9 +239,8 @@ class Server:
 
     def round(self, progress: Progress) -> Progress:
         """The state after one more round, which is tried again as long as too few replies are good."""
-        cohort, ledger = self.cohort(progress), list(progress.ledger)
+        cohort, before, number = self.cohort(progress), progress.attempt, progress.t + 1
         least = self.least(cohort)
-        before = max((part.attempt for part in ledger if part.round == progress.t), default=0)
         self._turn_away(progress.agreement)
         for attempt in range(before + 1, before + self.plan.tries + 1):
             self._await(cohort, least if self.settled else len(cohort))
@@ -273,28 +248,38 @@ class Server:
             parts, uploads = self.collect(progress, cohort, attempt)
             for part in parts:
                 if part.outcome != "counted":
-                    self.tell(f"Round {part.round}: {part.client} {part.outcome} ({part.reason}).")
+                    self.tell(f"Round {number}: {part.client} {part.outcome} ({part.reason}).")
             if len(uploads) >= least:
                 w, parts = self.combine(progress, parts, uploads)
                 if np.isfinite(w).all():
-                    return dataclasses.replace(progress, t=progress.t + 1, w=w, ledger=(*ledger, *parts))
-                raise RunError(f"The shared model diverged in round {progress.t}; lower the step sizes.")
+                    self._note_news(parts)
+                    return dataclasses.replace(
+                        progress.noting(parts), t=progress.t + 1, w=w, attempt=0
+                    )  # fmt: skip
+                raise RunError(f"The shared model diverged in round {number}; lower the step sizes.")
             parts = [
                 dataclasses.replace(p, outcome="failed", reason="the round had too few good replies")
                 if p.outcome == "counted" else p
                 for p in parts
             ]  # fmt: skip
-            ledger += parts
-            progress = dataclasses.replace(progress, ledger=tuple(ledger))
+            self._note_news(parts)
+            progress = dataclasses.replace(progress.noting(parts), attempt=attempt)
             self.tell(
-                f"Round {progress.t} had {len(uploads)} good replies of at least {least}; "
+                f"Round {number} had {len(uploads)} good replies of at least {least}; "
                 + ("it is repeated." if attempt < before + self.plan.tries else "that was the last try.")
             )
         raise Stopped(
-            f"Round {progress.t} had too few good replies {self.plan.tries} times; its clients must come "
+            f"Round {number} had too few good replies {self.plan.tries} times; its clients must come "
             "back before the run goes on.",
             progress,
         )
+
+    def _note_news(self, parts: Sequence[Part]) -> None:
+        for part in parts:
+            self.news[part.client] = {
+                "round": part.round, "outcome": part.outcome, "reason": part.reason,
+                "norm": part.norm, "clipped": part.clipped,
+            }  # fmt: skip
 
     def least(self, cohort: Sequence[str]) -> int:
         """Good replies that a round must have."""
@@ -308,11 +293,48 @@ class Server:
 
     def collect(
         self, progress: Progress, cohort: Sequence[str], attempt: int
-    ) -> tuple[list[Part], dict[str, tuple[np.ndarray, int]]]:
-        """What became of each client's part of a round, and the uploads, with rows, that are good."""
-        present = set(self.channel.present())
-        here = [name for name in cohort if name in present]
-        slow = {name for name in here if attempt == 1 and self.lates(progress, name) % FULL_WAIT}
+    ) -> tuple[list[Part], dict[str, Upload]]:
+        """What became of each client's part of a round, and the uploads that are good."""
+        here = set(self.channel.present()) & set(cohort)
+        if again := sorted(self.unbound & here):
+            self.unbound -= self._bind(progress.agreement, again)
+        replies, waited = self.replies(progress, [name for name in cohort if name in here], cohort, attempt)
+        parts, uploads = dict[str, Part](), dict[str, Upload]()
+        weighted = self.plan.algorithm.aggregation == "samples"
+        for name in cohort:
+            part = Part(progress.t + 1, attempt, name, "counted")
+            reply = replies.get(name)
+            if reply is None and name not in here:
+                part = dataclasses.replace(part, outcome="absent", reason="it is not connected")
+            elif reply is None:
+                why = f"no reply within {round(waited[name], 1):g} seconds"
+                part = dataclasses.replace(part, outcome="late", reason=why)
+            elif reply.content is None:
+                part = dataclasses.replace(part, outcome="failed", reason=reply.error)
+                if reply.error == UNBOUND:
+                    self.unbound.add(name)
+            elif why := unfit(reply.content, progress.w, weighted):
+                part = dataclasses.replace(part, outcome="dropped", reason=why)
+            else:
+                upload = reply.content.arrays["w"]
+                uploads[name] = Upload(upload, reply.content.words["rows"] if weighted else 1)
+                norm = float(np.linalg.norm(upload.astype(np.float64) - progress.w))
+                rows = uploads[name].rows if weighted else None
+                part = dataclasses.replace(part, norm=norm, rows=rows)
+            parts[name] = part
+        parts, uploads = clipped(
+            parts, uploads, progress.w, progress.norms, clip=self.plan.clip, far=self.plan.far
+        )
+        return list(parts.values()), uploads
+
+    def replies(
+        self, progress: Progress, here: Sequence[str], cohort: Sequence[str], attempt: int
+    ) -> tuple[dict[str, Reply], dict[str, float]]:
+        """What the clients of a cohort that are here answer, and for how long each was waited for.
+
+        One that was late the last time is waited for less, if the others' replies are enough.
+        """
+        slow = {n for n in here if attempt == 1 and progress.lates.get(n, 0) % FULL_WAIT}
         others = 0.0
 
         def enough(waiting: set[str], seconds: float) -> bool:
@@ -323,66 +345,26 @@ class Server:
 
         asked = {name: Content(self.words(progress, name), {"w": progress.w}) for name in here}
         replies = self.channel.ask("train", asked, self.plan.deadline, enough) if asked else {}
-        good: dict[str, tuple[np.ndarray, int]] = {}
-        parts: dict[str, Part] = {}
-        weighted = self.plan.algorithm.aggregation == "samples"
-        for name in cohort:
-            part = Part(progress.t, attempt, name, "counted")
-            reply = replies.get(name)
-            if reply is None and name not in here:
-                part = dataclasses.replace(part, outcome="absent", reason="it is not connected")
-            elif reply is None:
-                until = min(self.plan.deadline, PATIENCE * others if name in slow else np.inf)
-                part = dataclasses.replace(
-                    part, outcome="late", reason=f"no reply within {round(until, 1):g} seconds"
-                )
-            elif reply.content is None:
-                part = dataclasses.replace(part, outcome="failed", reason=reply.error)
-            elif why := unfit(reply.content, progress.w, weighted):
-                part = dataclasses.replace(part, outcome="dropped", reason=why)
-            else:
-                upload, rows = reply.content.arrays["w"], reply.content.words["rows"] if weighted else 1
-                good[name] = upload, rows
-                norm = float(np.linalg.norm(upload.astype(np.float64) - progress.w))
-                part = dataclasses.replace(part, norm=norm, rows=rows if weighted else None)
-            parts[name] = part
-        usual = float(np.median([p.norm for p in parts.values() if p.norm is not None] or [0.0]))
-        before = [p.norm for p in progress.ledger if p.outcome == "counted" and p.norm is not None]
-        if len(good) < 3 and before:
-            usual = float(np.median(before[-30:]))
-        for name in list(good):
-            norm = parts[name].norm
-            if (len(good) >= 3 or before) and norm is not None and norm > self.plan.far * max(usual, 1e-12):
-                why = f"its update of length {norm:.3g} is far beyond the usual {usual:.3g}"
-                parts[name] = dataclasses.replace(parts[name], outcome="dropped", reason=why)
-                del good[name]
-        return list(parts.values()), good
+        deadline = self.plan.deadline
+        waited = {name: min(deadline, PATIENCE * others) if name in slow else deadline for name in here}
+        return replies, waited
 
-    def lates(self, progress: Progress, name: str) -> int:
-        """How often a client was late since it last was not."""
-        own = [part.outcome for part in progress.ledger if part.client == name]
-        return next((k for k, outcome in enumerate(reversed(own)) if outcome != "late"), len(own))
-
-    def words(self, progress: Progress, name: str) -> dict[str, Any]:
-        """What a client must know to take part."""
-        names, plan = progress.agreement.names, self.plan
-        return {
-            "round": progress.t,
-            "seed": plan.seed,
-            "algorithm": {"name": plan.algorithm.name, **to_json(plan.algorithm)},
-            "model": model_words(plan.model),
-            "schema": progress.agreement.schema.to_json(),
-            "id": int(ids_of_names(names)[names.index(name)]),
-        }
+    def words(self, progress: Progress, name: str) -> Words:
+        """What is in a message beside w: the agreement by its hash, the round, and what became of the
+        client's last part."""
+        if self.hashed is None or self.hashed[0] is not progress.agreement:
+            self.hashed = progress.agreement, progress.agreement.sha256(self.plan.offer())
+        news = {"news": self.news[name]} if name in self.news else {}
+        return {"agreement": self.hashed[1], "round": progress.t, **news}
 
     def combine(
-        self, progress: Progress, parts: Sequence[Part], uploads: Mapping[str, tuple[np.ndarray, int]]
+        self, progress: Progress, parts: Sequence[Part], uploads: Mapping[str, Upload]
     ) -> tuple[np.ndarray, list[Part]]:
         """w of the next round, and the parts with what each did to the step."""
         like = jax.eval_shape(self.model_for(progress.agreement.schema).init, jax.random.key(0))
         w = like.like(jnp.asarray(progress.w))
-        stack = like.like(jnp.asarray(np.stack([upload for upload, _ in uploads.values()])))
-        count = np.array([rows for _, rows in uploads.values()], np.float32)
+        stack = like.like(jnp.asarray(np.stack([upload.w for upload in uploads.values()])))
+        count = np.array([upload.rows for upload in uploads.values()], np.float32)
 
         def after(count: np.ndarray) -> np.ndarray:
             return np.asarray(_server_update(self.plan.algorithm, w, stack, jnp.asarray(count)).ravel())
@@ -440,40 +422,6 @@ def _server_update(algorithm: Algorithm, w: Params, uploads: Params, count: jax.
     return algorithm.server_update(w, uploads, count)
 
 
-def model_words(model: Description) -> dict[str, Any]:
-    """The description of a model as JSON values."""
-    from pfedme.models import MODELS
-
-    name = next(name for name, cls in MODELS.items() if type(model) is cls)
-    return {"name": name, **to_json(model)}
-
-
-def scores_shape(scores: Any) -> tuple[Any, ...]:
-    """Of which parts, models and sums the scores are that a client shares; () if they cannot be."""
-    try:
-        sums = {(part, kind): scores[part][kind] for part in ("test", "train") for kind in scores[part]}
-        numbers = [scores["n_train"], scores["n_test"], *scores["info"].values()]
-        numbers += [number for one in sums.values() for number in one.values()]
-        counts = [one["rows"] for one in sums.values()] + numbers[:2]
-        if not all(isinstance(number, int | float) and math.isfinite(number) for number in numbers):
-            return ()
-        if min(counts) < 0:
-            return ()
-        return tuple(scores["info"]), tuple((*key, *sorted(one)) for key, one in sums.items())
-    except (KeyError, TypeError, ValueError, AttributeError):
-        return ()
-
-
-def unfit(content: Content, w: np.ndarray, weighted: bool) -> str:
-    """Why an upload cannot be counted, whatever the others are; empty if it can."""
-    upload = content.arrays.get("w")
-    if upload is None:
-        return "it has no model in it"
-    if upload.shape != w.shape or upload.dtype != w.dtype:
-        return f"it is {upload.dtype} of shape {upload.shape}, not {w.dtype} of shape {w.shape}"
-    if not np.isfinite(upload).all():
-        return "it has numbers that are not finite"
-    rows = content.words.get("rows")
-    if weighted and not (isinstance(rows, int) and 0 < rows <= MOST_ROWS):
-        return f"it claims {rows!r} rows"
-    return ""
+def _pending(reply: Reply) -> bool:
+    """Whether a client's owner has not yet said whether it takes part."""
+    return reply.content is not None and reply.content.words.get("pending") is True

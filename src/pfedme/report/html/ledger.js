@@ -26,7 +26,7 @@ const repeated = (cell) => cell.tries > total(cell);
 
 /** The rounds of a column. */
 function roundsOf(grid, column) {
-  const [first, last] = [column * grid.each, Math.min(grid.rounds, (column + 1) * grid.each) - 1];
+  const [first, last] = [column * grid.each + 1, Math.min(grid.rounds, (column + 1) * grid.each)];
   return first === last ? count(first) : `${count(first)}–${count(last)}`;
 }
 
@@ -47,6 +47,7 @@ function tipOf(grid, cell) {
       { name: "attempts", value: count(cell.tries) },
       ...known("rows", cell.rows, count(cell.rows ?? 0)),
       ...known(`${mean}‖w_i − w‖`, cell.norm, showNorm(cell.norm)),
+      ...known("shortened to", cell.clipped, showNorm(cell.clipped)),
       ...known(`${mean}effect on the step`, cell.effect, showEffect(cell.effect)),
     ],
     note: cell.reason && capital(cell.reason),
@@ -109,9 +110,9 @@ function grid(host, build) {
         svg.append(mark("path", { d: corner, class: "again" }));
       }
     }
-    const every = linearTicks(0, Math.max(1, g.rounds - 1), Math.max(2, Math.floor((wide * columns) / 60)));
-    for (const t of every.filter((v) => Number.isInteger(v) && v < g.rounds)) {
-      const x = left + (Math.floor(t / g.each) + 0.5) * wide;
+    const every = linearTicks(1, Math.max(2, g.rounds), Math.max(2, Math.floor((wide * columns) / 60)));
+    for (const t of every.filter((v) => Number.isInteger(v) && v >= 1 && v <= g.rounds)) {
+      const x = left + (Math.floor((t - 1) / g.each) + 0.5) * wide;
       svg.append(mark("text", { x, y: bottom + 14, "text-anchor": "middle" }, short(t)));
     }
     svg.append(
@@ -148,6 +149,7 @@ function outcomeSample(name) {
 
 function clientsOf(part) {
   const told = part.table.some((c) => c.rows !== null);
+  const cut = part.table.some((c) => c.shortened);
   const box = table(
     `Clients, ${part.label}`,
     [
@@ -157,6 +159,7 @@ function clientsOf(part) {
       ...OUTCOMES.slice(1),
       ...(told ? ["rows"] : []),
       "mean ‖w_i − w‖",
+      ...(cut ? ["shortened"] : []),
       "mean effect on the step",
     ],
     part.table.map((c) => [
@@ -165,6 +168,7 @@ function clientsOf(part) {
       ...c.outcomes.map(count),
       ...(told ? [c.rows === null ? "–" : count(c.rows)] : []),
       showNorm(c.norm),
+      ...(cut ? [count(c.shortened)] : []),
       showEffect(c.effect),
     ]),
   );
@@ -220,7 +224,10 @@ function parts() {
           "something went wrong."
         : "";
     const asked = `In ${plural(part.rounds, "round")} clients were asked ${count(all)} times: ${sums}.`;
-    const note = asked + times + binned + some;
+    const cut = part.shortened
+      ? ` ${plural(part.shortened, "update")} ${part.shortened > 1 ? "were" : "was"} shortened.`
+      : "";
+    const note = asked + cut + times + binned + some;
     const numbers = numbersOf(
       `Parts of rounds, ${part.label}`,
       [
@@ -230,6 +237,7 @@ function parts() {
         "attempts",
         "rows",
         "‖w_i − w‖",
+        "shortened to",
         "effect on the step",
         "reason",
       ],
@@ -241,6 +249,7 @@ function parts() {
           count(c.tries),
           c.rows === null ? "–" : count(c.rows),
           showNorm(c.norm),
+          showNorm(c.clipped),
           showEffect(c.effect),
           el("span", { class: "long" }, c.reason || "–"),
         ]),
@@ -267,7 +276,8 @@ function parts() {
       "p",
       { class: "note" },
       "A client takes part in the rounds for which it is drawn and in which its upload is counted. " +
-        "‖w_i − w‖ is how far its upload is from the shared model that it was sent. Its effect on the step is " +
+        "‖w_i − w‖ is how far its upload is from the shared model that it was sent; an upload that is farther " +
+        "than is usual in its round and those before is shortened to the usual length. Its effect on the step is " +
         "how much longer the step of the shared model was than it would have been without it, in percent of " +
         "the step; below zero, it was shorter. Means are over the rounds in which it took part.",
     ),

@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from pfedme.deploy.server import Outcome
+from pfedme.deploy.ledger import Outcome
 from pfedme.report.html.clients import short
 from pfedme.report.html.groups import number
 from pfedme.report.html.read import Told
@@ -38,7 +38,9 @@ class Share:
     reason: str
     rows: float
     norm: float
-    """‖w_i − w‖; NaN if nothing came."""
+    """‖w_i − w‖ as it came; NaN if nothing did."""
+    clipped: float
+    """What that was shortened to; NaN if it was not."""
     effect: float
     """(‖step‖ − ‖step without the client‖) / ‖step‖; NaN if it was not counted."""
 
@@ -56,7 +58,7 @@ def shares(told: Told) -> list[Share]:
         found.append(
             Share(
                 client, t, len(tries), last["outcome"], last["reason"], last["rows"], last["norm"],
-                (step - last["without"]) / step if step > 0 else float("nan"),
+                last["clipped"], (step - last["without"]) / step if step > 0 else float("nan"),
             )
         )  # fmt: skip
     return found
@@ -88,6 +90,7 @@ def took_part(told: Told) -> dict[str, Any] | None:
         "table": [_line(name, own[name]) for name in names if name in kept],
         "refused": _listed({"client": short(name), "reason": why} for name, why in refused.items()),
         **{outcome: _listed(named(told, outcome)) for outcome in ("dropped", "failed")},
+        "shortened": sum(not np.isnan(share.clipped) for share in all_shares),
     }
 
 
@@ -113,19 +116,20 @@ def _line(name: str, parts: Sequence[Share]) -> dict[str, Any]:
         "outcomes": _counts(parts),
         "rows": _rows(counted),
         "norm": _mean(share.norm for share in counted),
+        "shortened": sum(not np.isnan(share.clipped) for share in counted),
         "effect": _mean(share.effect for share in counted),
     }
 
 
 def grid(own: dict[str, list[Share]], names: Sequence[str]) -> dict[str, Any]:
     """The parts of clients in rounds, or in as many rounds at once as leave it readable."""
-    end = 1 + max((share.round for name in names for share in own[name]), default=-1)
+    end = max((share.round for name in names for share in own[name]), default=0)
     each = 1
     while True:
         cells: dict[tuple[int, int], list[Share]] = {}
         for row, name in enumerate(names):
             for share in own[name]:
-                cells.setdefault((row, share.round // each), []).append(share)
+                cells.setdefault((row, (share.round - 1) // each), []).append(share)
         drawn = len(cells) * (1 if each == 1 else 2)
         if -(-end // each) <= COLUMNS and drawn <= CELLS:
             break
@@ -143,6 +147,7 @@ def grid(own: dict[str, list[Share]], names: Sequence[str]) -> dict[str, Any]:
                 "reason": next((s.reason for s in reversed(parts) if s.reason), ""),
                 "rows": _rows(parts),
                 "norm": _mean(share.norm for share in parts),
+                "clipped": _mean(share.clipped for share in parts),
                 "effect": _mean(share.effect for share in parts),
             }
             for (row, column), parts in cells.items()
@@ -173,8 +178,8 @@ def named(told: Told, outcome: Outcome) -> Iterable[dict[str, Any]]:
 def spans(rounds: Sequence[int], most: int = 6) -> str:
     """Rounds in words.
 
-    >>> spans([4]), spans([0, 1, 2, 2, 7]), spans(range(0, 40, 2))
-    ('round 4', 'rounds 0–2, 7', 'rounds 0, 2, 4, 6, 8, 10, …')
+    >>> spans([4]), spans([1, 2, 3, 3, 7]), spans(range(2, 40, 2))
+    ('round 4', 'rounds 1–3, 7', 'rounds 2, 4, 6, 8, 10, 12, …')
     """
     own = sorted(set(rounds))
     starts = [t for t in own if t - 1 not in own]

@@ -14,7 +14,7 @@ import safetensors
 
 from pfedme.compare import PLAN, read_plan
 from pfedme.data.deployed import Deployed
-from pfedme.deploy.server import COLUMNS, Outcome
+from pfedme.deploy.ledger import COLUMNS, Outcome, text_of
 from pfedme.errors import InputError
 from pfedme.folder import Folder
 from pfedme.report.tables import KINDS
@@ -174,12 +174,14 @@ def read_ledger(path: Path) -> Columns | None:
     found = read_table(path, COLUMNS)
     if found is not None:
         whole = all(
-            (found[name] >= 0).all() and (found[name] % 1 == 0).all() for name in ("round", "attempt")
+            (found[name] >= 1).all() and (found[name] % 1 == 0).all() for name in ("round", "attempt")
         )
         unknown = set(found["outcome"]) - set(get_args(Outcome))
         if not whole or unknown:
             why = f"there is no outcome '{unknown.pop()}'" if unknown else "a round is no whole number"
-            raise InputError(f"{path} is damaged ({why}); 'pfedme server' writes it anew in its next round.")
+            raise InputError(f"{path} is damaged ({why}); put back what it was, or start the run again.")
+        for name in ("client", "reason"):
+            found[name] = np.array([text_of(text) for text in found[name]], object)
     return found
 
 

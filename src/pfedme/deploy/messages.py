@@ -1,0 +1,51 @@
+"""What the two sides of a federation say to each other."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from pfedme.errors import InputError
+
+Kind = Literal["agree", "join", "train", "finish", "refuse"]
+"""What a client is asked for: what its table is like; to be bound by an agreement; its part of a round; the
+models that it keeps in the end. `refuse` tells it that it cannot take part, or that the run has failed."""
+
+Words = dict[str, Any]
+"""JSON values."""
+
+UNBOUND = "it knows of no agreement; its state folder is new"
+"""The error of a client that has to be told the agreement again."""
+GONE = "it was asked, and then its connection ended"
+"""The error of a client that may come back."""
+
+
+class Content(NamedTuple):
+    """What is in a message: JSON values, and arrays."""
+
+    words: Words
+    arrays: dict[str, np.ndarray]
+
+
+class Reply(NamedTuple):
+    """What a client has answered, or the error that came instead."""
+
+    content: Content | None
+    error: str = ""
+
+
+class Refusal(InputError):
+    """What a client does not do, in words that may leave it: they quote no row."""
+
+
+def sha256(words: Words) -> str:
+    """The hash of JSON values, whatever the order of their keys.
+
+    >>> sha256({"a": 1, "b": [0.1]}) == sha256({"b": [0.1], "a": 1})
+    True
+    """
+    text = json.dumps(words, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,107 @@
+"""The plan of a deployed run: all that its server decides."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from pfedme import __version__
+from pfedme.algorithms import ALGORITHMS, Algorithm
+from pfedme.deploy.messages import Refusal, Words
+from pfedme.errors import InputError
+from pfedme.models import MODELS, Description
+from pfedme.spec import Count, Index, NonNegative, Positive, Seed, build, check, to_json
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Everything that determines a deployed run but for the clients' tables."""
+
+    algorithm: Algorithm
+    model: Description
+    rounds: Count = 100
+    """T: communication rounds."""
+    cohort: Count | None = None
+    """S: clients drawn in each round; 10, or all if there are fewer."""
+    seed: Seed = 0
+    """Seed of the initial model, the cohorts and the mini-batches."""
+    min_clients: Count = 2
+    """Clients that must be there before training begins."""
+    min_replies: Count | None = None
+    """Good replies without which a round does not count and is repeated; half of the cohort if not given."""
+    deadline: Positive = 120.0
+    """Seconds that a client has for its part of a round."""
+    tries: Count = 5
+    """How often a round is tried before the run stops; it can be resumed."""
+    clip: NonNegative = 1.0
+    """An update longer than this many times the median length, of its round and the rounds before, is
+    shortened to that; 0 leaves all as they are."""
+    far: Positive = 10.0
+    """An update longer than this many times the median length is dropped."""
+    wait: Positive = 3600.0
+    """Seconds to wait for enough clients."""
+    eval_every: Index = 0
+    """Rounds between two evaluations, each of which costs another exchange; 0: only in the end."""
+
+    def checked(self) -> Plan:
+        """This plan, once it is known that it can be carried out."""
+        check(self, "the run")
+        if not self.algorithm.has_global:
+            raise InputError(
+                f"{self.algorithm.name} trains no shared model, so that there is nothing for a server to do."
+            )
+        if getattr(self.algorithm, "rechoose", 0):
+            raise InputError("--rechoose is for simulations; leave it out.")
+        return self
+
+    def offer(self) -> Words:
+        """What clients are told of the plan, and what they approve: its hash is that of these words."""
+        return {
+            "version": __version__,
+            "algorithm": {"name": self.algorithm.name, **to_json(self.algorithm)},
+            "model": model_words(self.model),
+            **{
+                name: getattr(self, name)
+                for name in ("rounds", "cohort", "seed", "min_clients", "eval_every")
+            },
+        }
+
+
+def model_words(model: Description) -> Words:
+    """The description of a model as JSON values."""
+    name = next(name for name, cls in MODELS.items() if type(model) is cls)
+    return {"name": name, **to_json(model)}
+
+
+def offered(words: Any) -> Plan:
+    """The plan that a server offers; raises a refusal if it is none that this version can carry out."""
+    if not isinstance(words, dict):
+        raise Refusal("the server's plan cannot be read")
+    if words.get("version") != __version__:
+        raise Refusal(
+            f"it has pfedme {__version__}, and the server {str(words.get('version'))[:20]}; both sides must "
+            "have the same version"
+        )
+    try:
+        fields = dict(words)
+        del fields["version"]
+        algorithm = _part(fields.pop("algorithm"), ALGORITHMS, "algorithm")
+        model = _part(fields.pop("model"), MODELS, "model")
+        numbers = {f.name for f in dataclasses.fields(Plan)} & set(fields)
+        if numbers != set(fields):
+            raise Refusal("the server's plan has settings that this version does not know")
+        return Plan(algorithm=algorithm, model=model, **fields).checked()
+    except Refusal:
+        raise
+    except InputError as error:
+        raise Refusal(f"the server's plan is impossible: {error}"[:300]) from None
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise Refusal("the server's plan cannot be read") from None
+
+
+def _part(words: Words, known: dict[str, Any], what: str) -> Any:
+    fields = dict(words)
+    name = fields.pop("name")
+    if name not in known:
+        raise Refusal(f"it does not know the {what} '{str(name)[:60]}'")
+    return build(known[name], fields, f"{what} '{name}'")

@@ -1,0 +1,176 @@
+"""The policy of a data owner: what a server may ask its client for, whatever it asks for.
+
+A file `policy.toml` beside the table sets limits, and options of `pfedme client` set them anew:
+
+    min-rows = 200
+    min-batch = 32
+    algorithms = ["fedavg", "pfedme"]
+    approve = "3f2a..."
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pfedme.algorithms import ALGORITHMS
+from pfedme.data.fitting import MOST_CATEGORIES, Moments, Told
+from pfedme.deploy.messages import Refusal
+from pfedme.deploy.plan import Plan
+from pfedme.errors import InputError, unknown
+from pfedme.schema import Column, Schema
+from pfedme.spec import Count, Positive, build, field_types
+
+FILE = "policy.toml"
+FAR = 100.0
+"""How many of the agreed standard deviations a client's own mean may be from the agreed one, and how many its
+own may be: pooled over N clients of a size, no honest mean is farther than √N."""
+LONGEST_TEXT = 200
+"""Characters of a name, a class or a category."""
+FEW_CLASSES = 10
+"""Classes that a label may have however few of them a client has itself."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Policy:
+    """What the owner of a table lets a server ask for."""
+
+    approve: str = "ask"
+    """Who approves a plan: 'ask' asks at the terminal, 'any' takes what is within the limits, and the SHA-256
+    of a plan takes that plan alone."""
+    min_rows: Count = 50
+    """Fewest training rows with which this client takes part."""
+    min_count: Count = 5
+    """A text that fewer training rows have is not told, and numbers with fewer different values only
+    roughly."""
+    min_batch: Count = 8
+    """Smallest mini-batch, B; a plan that takes all rows is fine."""
+    min_steps: Count = 5
+    """Fewest local steps in a round, R."""
+    max_step: Positive = 1.0
+    """Largest step size: η, α and ηλ."""
+    max_classes: Count | None = None
+    """Most classes that the label may have; twice this client's own, or 10, if not given."""
+    max_rounds: Count = 1000
+    """Most rounds of a plan."""
+    max_seconds: Positive = 600.0
+    """Longest time to work on one message."""
+    max_megabytes: Positive = 256.0
+    """Largest message, and so the largest model."""
+    algorithms: tuple[str, ...] = ()
+    """Algorithms to take part in, joined by commas; all if not given."""
+    columns: tuple[str, ...] = ()
+    """Columns that may be used, joined by commas; all that --features and --drop leave if not given."""
+
+    def checked(self) -> Policy:
+        """This policy, once it is known to make sense."""
+        if self.approve not in ("ask", "any") and not re.fullmatch("[0-9a-f]{64}", self.approve):
+            raise InputError(
+                f"--approve must be ask, any or the SHA-256 of a plan (64 digits, 0-9 and a-f), not "
+                f"'{self.approve[:80]}'."
+            )
+        for name in self.algorithms:
+            if name not in ALGORITHMS:
+                raise unknown("algorithm", name, ALGORITHMS)
+        return self
+
+    def check_table(self, rows: int, columns: Sequence[str]) -> None:
+        """Raises a refusal if a table with so many training rows and these columns is not to be used."""
+        if rows < self.min_rows:
+            raise Refusal(f"it has fewer training rows than its limit of {self.min_rows} (--min-rows)")
+        if self.columns and (other := [name for name in columns if name not in self.columns]):
+            raise Refusal(f"its policy does not allow the column '{other[0]}'; its owner can --drop it")
+
+    def check_plan(self, plan: Plan) -> None:
+        """Raises a refusal if a plan asks for more than this policy allows."""
+        algorithm = plan.algorithm
+        if self.algorithms and algorithm.name not in self.algorithms:
+            raise Refusal(f"its policy allows {', '.join(self.algorithms)}, and not {algorithm.name}")
+        eta, lam = algorithm.eta, getattr(algorithm, "lam", 0.0)
+        batch, steps = algorithm.B, algorithm.R
+        limits: list[tuple[str, bool, float, str]] = [
+            ("B", batch == 0 or batch >= self.min_batch, batch, "min_batch"),
+            ("R", steps >= self.min_steps, steps, "min_steps"),
+            ("rounds", plan.rounds <= self.max_rounds, plan.rounds, "max_rounds"),
+        ]
+        sizes = {"eta": eta, "alpha": getattr(algorithm, "alpha", 0.0), "eta times lam": eta * lam}
+        limits += [(name, value <= self.max_step, value, "max_step") for name, value in sizes.items()]
+        for name, fine, value, limit in limits:
+            if not fine:
+                option = f"--{limit.replace('_', '-')}"
+                raise Refusal(
+                    f"the plan's {name} is {value:g}, and its limit is {getattr(self, limit):g} ({option})"
+                )
+
+    def check_schema(self, schema: Schema, told: Told) -> None:
+        """Raises a refusal if a schema does not fit what this client has told of its table."""
+        if (schema.label, schema.task, schema.impute) != (told.label, told.task, told.impute):
+            raise Refusal("the agreement is not about the label and the task of its table")
+        if len(schema.columns) != len(told.numbers) + len(told.categories):
+            raise Refusal("the agreement has other columns than its table")
+        for kind, own in (("number", told.numbers), ("category", told.categories)):
+            names = [column.name for column in schema.columns if column.kind == kind]
+            if sorted(names) != sorted(own):
+                raise Refusal("the agreement has other columns than its table")
+        for column in schema.columns:
+            if column.kind == "number":
+                _check_scaling(column, told.numbers[column.name])
+            else:
+                _check_texts(f"column '{column.name}'", column.categories, told.categories[column.name])
+        if schema.task == "regression":
+            label = Column(schema.label, "number", schema.label_mean, schema.label_scale)
+            _check_scaling(label, told.quantity or Moments(0, 0.0, 0.0))
+            return
+        most = self.max_classes or max(FEW_CLASSES, 2 * len(told.classes))
+        if len(schema.labels) > most:
+            raise Refusal(
+                f"the agreement has {len(schema.labels):,} classes, above its limit of {most} (--max-classes)"
+            )
+        _check_texts(f"label '{schema.label}'", schema.labels, told.classes)
+
+    def check_size(self, parameters: int) -> None:
+        """Raises a refusal if a model with so many parameters is too large."""
+        if 4 * parameters > 1e6 * self.max_megabytes:
+            raise Refusal(
+                f"the model has {parameters:,} parameters, above its limit of {self.max_megabytes:g} "
+                "megabytes (--max-megabytes)"
+            )
+
+
+def _check_scaling(column: Column, own: Moments) -> None:
+    numbers = (column.mean, column.scale, column.zero)
+    if not (all(isinstance(number, int | float) for number in numbers) and np.isfinite(numbers).all()):
+        raise Refusal(f"the agreed scaling of '{column.name}' is impossible")
+    if column.scale <= 0:
+        raise Refusal(f"the agreed scaling of '{column.name}' is impossible")
+    if own.values and max(abs(own.mean - column.mean), own.spread**0.5) > FAR * column.scale:
+        raise Refusal(f"the agreed scaling of '{column.name}' is far from that of its rows")
+
+
+def _check_texts(what: str, texts: Sequence[str], own: Sequence[str]) -> None:
+    if len(texts) > MOST_CATEGORIES or not all(isinstance(t, str) and len(t) <= LONGEST_TEXT for t in texts):
+        raise Refusal(f"the agreed texts of the {what} are impossible")
+    if len(set(texts)) != len(texts) or not set(own) <= set(texts):
+        raise Refusal(f"the agreement leaves out texts of its {what}, or has one twice")
+
+
+def read_policy(data: Path, given: Mapping[str, Any]) -> Policy:
+    """The policy in policy.toml beside a table, with what is `given` on the command line set anew."""
+    path = (data if data.is_dir() else data.parent) / FILE
+    fields: dict[str, Any] = {}
+    if path.is_file():
+        try:
+            found = tomllib.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise InputError(f"{path} cannot be read: {error}.") from None
+        fields = {name.replace("-", "_"): value for name, value in found.items()}
+        for name, value in fields.items():
+            if name in field_types(Policy) and isinstance(value, list):
+                fields[name] = tuple(map(str, value))
+    return build(Policy, {**fields, **given}, str(path) if fields else "the policy").checked()
