@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
 import ssl
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,7 +20,7 @@ pytest.importorskip("flwr")
 
 from pfedme.cli import main
 from pfedme.deploy import flower, join, keys, processes
-from pfedme.deploy.keeper import descendants
+from pfedme.deploy.keeper import LOCK, descendants
 from pfedme.errors import InputError
 
 # A command with a child, one in a session of its own, a deaf one and an orphan; each leaves its number.
@@ -121,6 +124,107 @@ def test_flowers_own_home_is_private_and_gone_in_the_end():
         assert home.stat().st_mode & 0o077 == 0
         assert processes.environment(home)["FLWR_HOME"] == str(home)
     assert not home.exists()
+
+
+AT_HOME = """
+import sys, time
+from pathlib import Path
+from pfedme.deploy.processes import Kept, private_home
+here = Path(sys.argv[1])
+busy = "import sys, tempfile, time; tempfile.mkdtemp(); open(sys.argv[1], 'w').close(); time.sleep(600)"
+words = [sys.executable, "-c", busy, str(here / "busy")]
+with private_home() as home, Kept(words, here / "log", home) as kept:
+    while not (here / "busy").exists():
+        time.sleep(0.05)
+    (here / "said").write_text(f"{home} {kept.process.pid}")
+    (here / "said").rename(here / "ready")
+    time.sleep(600)
+"""
+
+
+@contextlib.contextmanager
+def at_home(here: Path, temporary: Path) -> Iterator[tuple[subprocess.Popen[bytes], Path, int]]:
+    """A process with a home folder, that folder, and its keeper."""
+    here.mkdir()
+    holder = subprocess.Popen(
+        [sys.executable, "-c", AT_HOME, str(here)], env={**os.environ, "TMPDIR": str(temporary)}
+    )
+    try:
+        assert soon((here / "ready").exists)
+        home, keeper = (here / "ready").read_text().split()
+        yield holder, Path(home), int(keeper)
+    finally:
+        holder.kill()
+        holder.wait()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are looked at in /proc")
+def test_a_killed_process_leaves_no_home(tmp_path: Path):
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    with at_home(tmp_path / "a", temporary) as (holder, home, keeper):
+        assert home.parent == temporary
+        assert len(os.listdir(home)) == 2  # the lock, and what the command has put there
+        holder.kill()
+        assert soon(lambda: not home.exists())
+        assert soon(lambda: not alive(keeper))
+    assert os.listdir(temporary) == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are looked at in /proc")
+def test_a_new_start_removes_what_killed_processes_left_and_nothing_else(tmp_path: Path):
+    temporary, elsewhere = tmp_path / "tmp", tmp_path / "elsewhere"
+    for folder in (temporary / "pfedme-notes", elsewhere):
+        folder.mkdir(parents=True)
+        (folder / "precious").touch()
+    (elsewhere / LOCK).touch()
+    (temporary / "pfedme-link").symlink_to(elsewhere)
+    kept = {"pfedme-notes", "pfedme-link"}
+    with (
+        at_home(tmp_path / "a", temporary) as (holder, left, keeper),
+        at_home(tmp_path / "b", temporary) as (_, used, _),
+    ):
+        os.kill(keeper, signal.SIGKILL)
+        holder.kill()
+        holder.wait()
+        (left / "link").symlink_to(elsewhere)
+        (left / "folder").symlink_to(elsewhere, target_is_directory=True)
+        assert soon(lambda: not alive(keeper))
+        assert left.exists()
+        with at_home(tmp_path / "c", temporary) as (_, new, _):
+            assert {path.name for path in temporary.iterdir()} == {used.name, new.name, *kept}
+    assert sorted(os.listdir(elsewhere)) == [LOCK, "precious"]
+    assert os.listdir(temporary / "pfedme-notes") == ["precious"]
+    assert soon(lambda: set(os.listdir(temporary)) == kept)
+
+
+def test_other_users_folders_are_let_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "pfedme-theirs").mkdir()
+    (tmp_path / "pfedme-theirs" / LOCK).touch()
+    monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + 1)
+    processes.remove_leftovers()
+    assert os.listdir(tmp_path) == ["pfedme-theirs"]
+    monkeypatch.undo()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    processes.remove_leftovers()
+    assert os.listdir(tmp_path) == []
+
+
+def test_many_starts_at_once_do_not_take_each_others_homes(tmp_path: Path):
+    start = """
+import sys
+from pfedme.deploy.processes import private_home
+for _ in range(50):
+    with private_home() as home:
+        (home / "folder").mkdir()
+        (home / "folder" / "file").touch()
+        (home / "folder" / "file").unlink()
+"""
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    started = [subprocess.Popen([sys.executable, "-c", start], env=env) for _ in range(4)]
+    assert [one.wait() for one in started] == [0] * 4
+    assert os.listdir(tmp_path) == []
 
 
 def test_a_taken_port_is_refused():
