@@ -11,13 +11,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("flwr")
 
+from live import federation
+
+from pfedme.algorithms import PFedMe
 from pfedme.cli import main
 from pfedme.deploy import flower, join, keys, processes
 from pfedme.deploy.keeper import LOCK, descendants
@@ -322,6 +325,45 @@ def test_wrong_arguments_end_at_once_with_a_sentence(
     assert main(argv) == 2
     assert said in capsys.readouterr().err
     assert sorted(os.listdir(here)) == before
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are found by /proc, which Linux has")
+def test_a_server_that_was_stopped_before_it_listened_is_begun_by_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    with federation(tmp_path / "live", ("north",)) as live:
+        begins = f"'pfedme server --resume {live.out}' begins it"
+
+        def started(how: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
+            """A server whose SuperLink is about to start."""
+            (live.out / "flower.log").unlink(missing_ok=True)
+            server = how()
+            assert soon((live.out / "flower.log").exists)
+            return server
+
+        def new(*options: str) -> subprocess.Popen[bytes]:
+            return live.server(PFedMe(), "--rounds", "1", "--min-clients", "1", *options)
+
+        started(new).send_signal(signal.SIGINT)
+        assert live.wait("server", 60) == 130
+        assert f"interrupted; the run has not begun; {begins}." in live.said("server")
+        started(live.resume).kill()
+        live.wait("server", 60)
+        assert soon(lambda: not live.processes() and not os.listdir(temporary))
+        new()
+        assert live.wait("server", 60) == 2
+        assert f"{live.out} holds a run that has not begun; {begins}, --force starts over." in live.said(
+            "server"
+        )
+        started(lambda: new("--force")).kill()
+        live.wait("server", 60)
+        assert not (live.out / "record.json").exists()
+        assert soon(lambda: not live.processes())
+        live.resume()
+        live.logged("Listening on")
 
 
 def test_other_machines_may_ask_only_for_what_clients_need():
