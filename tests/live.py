@@ -121,7 +121,11 @@ class Live:
         self.host = hosts[0] if hosts[0] != "localhost" else "127.0.0.1"
         self.names, self.tables, self.out = tuple(names), folder / "tables", folder / "run"
         self.tables.mkdir(parents=True)
-        keys.make(folder / "keys", hosts, names)
+        for name in names:
+            keys.make_own(self.own(name), name)
+        keys.make(folder / "keys", hosts, [], keys.received([self.own(name) / "key.pub" for name in names]))
+        for name in names:
+            shutil.copy(folder / "keys/ca.crt", self.own(name))
         for k, name in enumerate(names):
             table(k).write_csv(self.tables / f"{name}.csv")
         self.children: dict[str, subprocess.Popen[bytes]] = {}
@@ -174,9 +178,7 @@ class Live:
         code: str = RECORDER,
     ) -> subprocess.Popen[bytes]:
         """Starts a client."""
-        trust = (
-            ["--keys", str(self.folder / "keys/clients" / keys.folder_name(name))] if trust is None else trust
-        )
+        trust = ["--keys", str(self.own(name))] if trust is None else trust
         return self.start(name, [
             "client", "--server", f"{self.host}:{self.port}", "--label", LABEL,
             "--data", str(data or self.tables / f"{name}.csv"), "--state", str(self.state(name)),
@@ -187,6 +189,10 @@ class Live:
         """Starts all clients."""
         for name in self.names:
             self.client(name, *options)
+
+    def own(self, name: str) -> Path:
+        """The folder with a client's own key."""
+        return self.folder / "own" / keys.folder_name(name)
 
     def state(self, name: str) -> Path:
         """The state folder of a client."""

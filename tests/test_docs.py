@@ -100,6 +100,9 @@ def understood(
         monkeypatch.setattr(join, "join", stop)
         keys.make(tmp_path / "keys", ["localhost"], ["north"])
         shutil.copytree(tmp_path / "keys/clients/north", tmp_path / "north")
+        shutil.copy(tmp_path / "north/key.pub", tmp_path / "north.pub")
+        keys.make_own(tmp_path / "own", "south")
+        shutil.copy(tmp_path / "own/key.pub", tmp_path / "south.pub")
         (tmp_path / "my.csv").touch()
     # The tables that documents speak of.
     (tmp_path / "hospitals").mkdir()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import datetime
+import os
+import re
+import shutil
 import ssl
 import stat
 from pathlib import Path
@@ -15,6 +18,7 @@ from hypothesis import strategies as st
 pytest.importorskip("flwr")
 
 from cryptography import x509
+from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
@@ -270,6 +274,137 @@ def test_the_command_makes_keys_and_says_what_to_do(tmp_path: Path, capsys: pyte
     assert "--server HOST" in capsys.readouterr().err
     assert main(["keys", "--server", "a.example.org,10.0.0.7", "--clients", "north", "south", "-o", out]) == 0
     told = capsys.readouterr().out
-    assert f"hand out {out}/clients/north/" in told
+    assert f"hand over {out}/clients/north/" in told
+    assert "Whoever has created a client's key can take part as that client" in told
     assert "ca.key" in told
     assert "PRIVATE" not in told
+
+
+@pytest.fixture
+def sent(tmp_path: Path) -> Path:
+    """The public key that the client north has sent; its own folder is north/."""
+    keys.make_own(tmp_path / "north", "north")
+    return Path(shutil.copy(tmp_path / "north/key.pub", tmp_path / "north.pub"))
+
+
+def test_a_client_creates_its_own_key_and_the_server_never_has_it(tmp_path: Path, sent: Path):
+    own = tmp_path / "north"
+    assert set(contents(own)) == {"key", "key.pub"}
+    assert stat.S_IMODE((own / "key").stat().st_mode) == 0o600
+    assert stat.S_IMODE(own.stat().st_mode) == 0o700
+    with pytest.raises(InputError, match=r"ca\.crt is missing: whoever runs the server sends it after"):
+        keys.client_keys(own)
+    assert keys.make(tmp_path / "keys", ["localhost"], [], keys.received([sent])) == ["north"]
+    assert set(contents(tmp_path / "keys/clients")) == {"north/key.pub"}
+    assert set(keys.server_keys(tmp_path / "keys").clients) == {"north"}
+    shutil.copy(tmp_path / "keys/ca.crt", own)
+    assert keys.client_keys(own).name == "north"
+    handshake(keys.server_keys(tmp_path / "keys"), own / "ca.crt", "localhost")
+
+
+def test_a_clients_own_key_is_never_replaced(tmp_path: Path, sent: Path):
+    before = contents(tmp_path)
+    assert keys.make_own(tmp_path / "north", "north") is False
+    with pytest.raises(InputError, match="has the key of the client 'north'"):
+        keys.make_own(tmp_path / "north", "south")
+    (tmp_path / "north/key").rename(tmp_path / "key")
+    with pytest.raises(InputError, match="not empty and has no client's key"):
+        keys.make_own(tmp_path / "north", "north")
+    (tmp_path / "key").rename(tmp_path / "north/key")
+    assert contents(tmp_path) == before
+
+
+def test_a_key_that_is_added_again_is_kept_and_another_one_is_refused(tmp_path: Path, sent: Path):
+    folder = tmp_path / "keys"
+    keys.make(folder, ["localhost"], [], keys.received([sent]))
+    before = contents(folder)
+    assert keys.make(folder, [], [], keys.received([sent, tmp_path / "north/key.pub"])) == []
+    keys.make_own(tmp_path / "other", "north")
+    other = tmp_path / "other/key.pub"
+    with pytest.raises(InputError, match=r"'north' has another key already, .*delete the folder .*north"):
+        keys.make(folder, ["new.example.org"], ["west"], keys.received([other]))
+    with pytest.raises(InputError, match="two keys for the client 'north'"):
+        keys.received([sent, other])
+    with pytest.raises(InputError, match="'north' is named twice"):
+        keys.make(folder, [], ["north"], keys.received([sent]))
+    assert contents(folder) == before
+
+
+def test_one_key_cannot_be_added_under_two_names(tmp_path: Path, sent: Path):
+    folder, south = tmp_path / "keys", tmp_path / "south.pub"
+    south.write_text(sent.read_text().replace("north", "south"))
+    with pytest.raises(InputError, match="key of 'south' is also that of 'north'"):
+        keys.make(folder, ["localhost"], [], keys.received([sent, south]))
+    assert not folder.exists()
+    keys.make(folder, ["localhost"], [], keys.received([sent]))
+    with pytest.raises(InputError, match="key of 'south' is also that of 'north'"):
+        keys.make(folder, [], [], keys.received([south]))
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_names_arrive_with_the_key(tmp_path: Path, name: str):
+    keys.make_own(tmp_path / "own", name)
+    keys.make(tmp_path / "keys", ["localhost"], [], keys.received([tmp_path / "own/key.pub"]))
+    assert set(keys.server_keys(tmp_path / "keys").clients) == {name}
+    assert sorted(os.listdir(tmp_path)) == ["keys", "own"]
+
+
+def test_a_key_without_a_name_is_called_as_its_file(tmp_path: Path, sent: Path):
+    bare = b" ".join(sent.read_bytes().split()[:2])
+    for comment in (b"", b" somebody@laptop", b" caf\xe9"):
+        (tmp_path / "St. Mary.pub").write_bytes(bare + comment + b"\r\n")
+        assert set(keys.received([tmp_path / "St. Mary.pub"])) == {"St. Mary"}
+    (tmp_path / "key.pub").write_bytes(bare)
+    with pytest.raises(InputError, match=r"rename it to NAME\.pub"):
+        keys.received([tmp_path / "key.pub"])
+
+
+def test_what_is_no_clients_public_key_is_refused(tmp_path: Path, sent: Path):
+    content = sent.read_bytes()
+    other = ed25519.Ed25519PrivateKey.generate().public_key()
+    wrong = {
+        "empty": b"", "cut": content[:60], "two": content + content, "binary": bytes(range(256)),
+        "kind": other.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH),
+        "name": content.replace(b"north", b"a%0Ab"),
+    }  # fmt: skip
+    for what, damaged in wrong.items():
+        path = tmp_path / f"{what}.pub"
+        path.write_bytes(damaged)
+        with pytest.raises(
+            InputError, match="no name" if what == "name" else rf"{what}\.pub is not a public"
+        ):
+            keys.received([path])
+    for path, said in ((tmp_path / "north", "is a folder"), (tmp_path / "nowhere", "There is no file")):
+        with pytest.raises(InputError, match=said):
+            keys.received([path])
+
+
+def test_a_private_key_is_refused_loudly(tmp_path: Path, sent: Path, folder: Path):
+    for path in (tmp_path / "north/key", folder / "server.key"):
+        with pytest.raises(InputError, match=r"is a PRIVATE key: a secret .* create a new one"):
+            keys.received([path])
+
+
+def test_both_sides_show_the_same_fingerprints(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    own, folder = str(tmp_path / "north"), str(tmp_path / "keys")
+
+    def said(*argv: str) -> str:
+        assert main(["keys", *argv]) == 0
+        return capsys.readouterr().out
+
+    def fingerprints(text: str) -> list[str]:
+        return re.findall(r"^  ([0-9a-f]{4}(?: [0-9a-f]{4}){15})$", text, re.MULTILINE)
+
+    at_client = said("--own", "north", "-o", own)
+    assert f"Send {own}/key.pub" in at_client
+    assert "ca.crt that comes back" in at_client
+    at_server = said("--server", "localhost", "--add", f"{own}/key.pub", "-o", folder)
+    assert f"Send {folder}/ca.crt" in at_server
+    assert fingerprints(at_client) == fingerprints(at_server)[:1]
+    shutil.copy(f"{folder}/ca.crt", own)
+    assert fingerprints(said("--own", "north", "-o", own)) == fingerprints(at_server)
+    authority = x509.load_pem_x509_certificate((tmp_path / "keys/ca.crt").read_bytes())
+    digest = authority.fingerprint(hashes.SHA256()).hex()
+    assert fingerprints(at_server)[1].replace(" ", "") == digest
+    assert main(["keys", "--own", "north", "--add", f"{own}/key.pub"]) == 2
+    assert "leave out --server" in capsys.readouterr().err

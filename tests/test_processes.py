@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
 import ssl
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("flwr")
 
+from live import federation
+
+from pfedme.algorithms import PFedMe
 from pfedme.cli import main
 from pfedme.deploy import flower, join, keys, processes
-from pfedme.deploy.keeper import descendants
+from pfedme.deploy.keeper import LOCK, descendants
 from pfedme.errors import InputError
 
 # A command with a child, one in a session of its own, a deaf one and an orphan; each leaves its number.
@@ -123,6 +129,107 @@ def test_flowers_own_home_is_private_and_gone_in_the_end():
     assert not home.exists()
 
 
+AT_HOME = """
+import sys, time
+from pathlib import Path
+from pfedme.deploy.processes import Kept, private_home
+here = Path(sys.argv[1])
+busy = "import sys, tempfile, time; tempfile.mkdtemp(); open(sys.argv[1], 'w').close(); time.sleep(600)"
+words = [sys.executable, "-c", busy, str(here / "busy")]
+with private_home() as home, Kept(words, here / "log", home) as kept:
+    while not (here / "busy").exists():
+        time.sleep(0.05)
+    (here / "said").write_text(f"{home} {kept.process.pid}")
+    (here / "said").rename(here / "ready")
+    time.sleep(600)
+"""
+
+
+@contextlib.contextmanager
+def at_home(here: Path, temporary: Path) -> Iterator[tuple[subprocess.Popen[bytes], Path, int]]:
+    """A process with a home folder, that folder, and its keeper."""
+    here.mkdir()
+    holder = subprocess.Popen(
+        [sys.executable, "-c", AT_HOME, str(here)], env={**os.environ, "TMPDIR": str(temporary)}
+    )
+    try:
+        assert soon((here / "ready").exists)
+        home, keeper = (here / "ready").read_text().split()
+        yield holder, Path(home), int(keeper)
+    finally:
+        holder.kill()
+        holder.wait()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are looked at in /proc")
+def test_a_killed_process_leaves_no_home(tmp_path: Path):
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    with at_home(tmp_path / "a", temporary) as (holder, home, keeper):
+        assert home.parent == temporary
+        assert len(os.listdir(home)) == 2  # the lock, and what the command has put there
+        holder.kill()
+        assert soon(lambda: not home.exists())
+        assert soon(lambda: not alive(keeper))
+    assert os.listdir(temporary) == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are looked at in /proc")
+def test_a_new_start_removes_what_killed_processes_left_and_nothing_else(tmp_path: Path):
+    temporary, elsewhere = tmp_path / "tmp", tmp_path / "elsewhere"
+    for folder in (temporary / "pfedme-notes", elsewhere):
+        folder.mkdir(parents=True)
+        (folder / "precious").touch()
+    (elsewhere / LOCK).touch()
+    (temporary / "pfedme-link").symlink_to(elsewhere)
+    kept = {"pfedme-notes", "pfedme-link"}
+    with (
+        at_home(tmp_path / "a", temporary) as (holder, left, keeper),
+        at_home(tmp_path / "b", temporary) as (_, used, _),
+    ):
+        os.kill(keeper, signal.SIGKILL)
+        holder.kill()
+        holder.wait()
+        (left / "link").symlink_to(elsewhere)
+        (left / "folder").symlink_to(elsewhere, target_is_directory=True)
+        assert soon(lambda: not alive(keeper))
+        assert left.exists()
+        with at_home(tmp_path / "c", temporary) as (_, new, _):
+            assert {path.name for path in temporary.iterdir()} == {used.name, new.name, *kept}
+    assert sorted(os.listdir(elsewhere)) == [LOCK, "precious"]
+    assert os.listdir(temporary / "pfedme-notes") == ["precious"]
+    assert soon(lambda: set(os.listdir(temporary)) == kept)
+
+
+def test_other_users_folders_are_let_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "pfedme-theirs").mkdir()
+    (tmp_path / "pfedme-theirs" / LOCK).touch()
+    monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + 1)
+    processes.remove_leftovers()
+    assert os.listdir(tmp_path) == ["pfedme-theirs"]
+    monkeypatch.undo()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    processes.remove_leftovers()
+    assert os.listdir(tmp_path) == []
+
+
+def test_many_starts_at_once_do_not_take_each_others_homes(tmp_path: Path):
+    start = """
+import sys
+from pfedme.deploy.processes import private_home
+for _ in range(50):
+    with private_home() as home:
+        (home / "folder").mkdir()
+        (home / "folder" / "file").touch()
+        (home / "folder" / "file").unlink()
+"""
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    started = [subprocess.Popen([sys.executable, "-c", start], env=env) for _ in range(4)]
+    assert [one.wait() for one in started] == [0] * 4
+    assert os.listdir(tmp_path) == []
+
+
 def test_a_taken_port_is_refused():
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
@@ -218,6 +325,45 @@ def test_wrong_arguments_end_at_once_with_a_sentence(
     assert main(argv) == 2
     assert said in capsys.readouterr().err
     assert sorted(os.listdir(here)) == before
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are found by /proc, which Linux has")
+def test_a_server_that_was_stopped_before_it_listened_is_begun_by_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    with federation(tmp_path / "live", ("north",)) as live:
+        begins = f"'pfedme server --resume {live.out}' begins it"
+
+        def started(how: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
+            """A server whose SuperLink is about to start."""
+            (live.out / "flower.log").unlink(missing_ok=True)
+            server = how()
+            assert soon((live.out / "flower.log").exists)
+            return server
+
+        def new(*options: str) -> subprocess.Popen[bytes]:
+            return live.server(PFedMe(), "--rounds", "1", "--min-clients", "1", *options)
+
+        started(new).send_signal(signal.SIGINT)
+        assert live.wait("server", 60) == 130
+        assert f"interrupted; the run has not begun; {begins}." in live.said("server")
+        started(live.resume).kill()
+        live.wait("server", 60)
+        assert soon(lambda: not live.processes() and not os.listdir(temporary))
+        new()
+        assert live.wait("server", 60) == 2
+        assert f"{live.out} holds a run that has not begun; {begins}, --force starts over." in live.said(
+            "server"
+        )
+        started(lambda: new("--force")).kill()
+        live.wait("server", 60)
+        assert not (live.out / "record.json").exists()
+        assert soon(lambda: not live.processes())
+        live.resume()
+        live.logged("Listening on")
 
 
 def test_other_machines_may_ask_only_for_what_clients_need():

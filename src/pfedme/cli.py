@@ -93,11 +93,12 @@ examples:
 examples:
   pfedme predict models/dayton --data new.csv -o predictions.csv""",
     "keys": """\
-run it again with more --clients to add them; what exists is kept
+run it again to add clients, or to see fingerprints; what exists is kept
 
 examples:
-  pfedme keys --server fed.example.org,10.0.0.7 --clients north south -o keys
-  pfedme keys --clients west -o keys            one client more""",
+  pfedme keys --own north -o north              at the client north, which then sends north/key.pub
+  pfedme keys --server fed.example.org,10.0.0.7 --add north.pub south.pub -o keys     at the server
+  pfedme keys --server localhost --clients east west -o trial""",
     "server": """\
 examples:
   pfedme server --algorithm pfedme --lam 15 --rounds 50 --cohort 5 --min-clients 5 --keys keys --out runs/fed
@@ -172,7 +173,7 @@ def _dispatch(argv: list[str]) -> int:
         "report": (_report, "put runs and comparisons on one HTML page"),
         "export": (_export, "write a client's model, or the shared one, into a folder to use it from"),
         "predict": (_predict, "predict the rows of a table by an exported model"),
-        "keys": (_keys, "make what a server and clients on other machines trust each other by"),
+        "keys": (_keys, "create the keys of a server and of clients on other machines"),
         "server": (_server, "train with clients on their own machines"),
         "client": (_client, "take part with a table that stays on this machine"),
         "resume": (_resume, "go on with an interrupted run or comparison"),
@@ -775,30 +776,82 @@ def _needs_flower(command: str) -> None:
 
 
 def _keys(argv: list[str]) -> int:
-    parser = _parser("keys", "Makes a certificate authority, the server's certificate and clients' keys.")
+    parser = _parser(
+        "keys", "Creates a client's own key, or the server's certificate with the keys of its clients."
+    )
+    parser.add_argument(
+        "--own", metavar="NAME", help="at a client: create the key of the client NAME, which stays there"
+    )
     parser.add_argument(
         "--server", metavar="HOST,...",
         help="names and addresses by which clients reach the server, joined by commas; needed the first time",
     )  # fmt: skip
-    parser.add_argument("--clients", metavar="NAME", nargs="+", default=[], help="clients to make keys for")
+    parser.add_argument(
+        "--add", metavar="FILE", nargs="+", default=[], type=Path,
+        help="at the server: public keys (key.pub) that clients have sent",
+    )  # fmt: skip
+    parser.add_argument(
+        "--clients", metavar="NAME", nargs="+", default=[],
+        help="to try things out: clients whose keys are created here; "
+        "whoever creates a client's key can take part as that client",
+    )  # fmt: skip
     parser.add_argument("-o", "--out", type=Path, default=Path("keys"), metavar="DIR", help="folder (keys)")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     args = _parse(parser, argv)
     _needs_flower("keys")
 
-    from pfedme.deploy.keys import folder_name, make, server_keys
+    from pfedme.deploy import keys
 
-    new = make(args.out, [host for host in (args.server or "").split(",") if host.strip()], args.clients)
-    for name in new:
-        print(f"{name}: hand out {args.out / 'clients' / folder_name(name)}/ by a safe way.")
-    made = server_keys(args.out) if any((args.out / "clients").iterdir()) else None
-    if made:
-        hosts, until = ", ".join(made.hosts), f"{made.ends:%Y-%m-%d}"
-        print(f"{len(made.clients)} clients. The server's certificate is good for {hosts} until {until}.")
+    out = args.out
+    if args.own is not None:
+        if args.server or args.add or args.clients:
+            raise InputError("--own is for a client's machine; leave out --server, --add and --clients.")
+        return _own_key(out, args.own)
+    hosts = [host for host in (args.server or "").split(",") if host.strip()]
+    given = keys.received(args.add)
+    created = [name for name in keys.make(out, hosts, args.clients, given) if name not in given]
+    for name in given:
+        public = out / "clients" / keys.folder_name(name) / "key.pub"
+        print(f"{name}: {public} has the fingerprint (SHA-256)\n  {keys.fingerprint(public)}")
+    if given:
+        print(f"Send {out}/ca.crt, which is no secret, to these clients. It has the fingerprint")
+        print(f"  {keys.fingerprint(out / 'ca.crt')}\nCompare all fingerprints by telephone.")
+    for name in created:
+        print(f"{name}: hand over {out / 'clients' / keys.folder_name(name)}/ in a safe way.")
+    if created:
+        print(
+            "Whoever has created a client's key can take part as that client. For more than a trial, let "
+            "each client create its own with 'pfedme keys --own NAME'."
+        )
+    if any((out / "clients").glob("*/key.pub")):
+        made = keys.server_keys(out)
+        print(
+            f"{len(made.clients)} clients. The server's certificate covers {', '.join(made.hosts)} until "
+            f"{made.ends:%Y-%m-%d}."
+        )
     print(
-        f"The server needs {args.out}/ca.crt, server.crt, server.key and clients/*/key.pub. Keep "
-        f"{args.out}/ca.key where nobody else gets it: who has it can pass for the server."
+        f"The server needs {out}/ca.crt, server.crt, server.key and clients/*/key.pub. Keep {out}/ca.key "
+        "where nobody else can get it: anyone who has it can impersonate the server."
     )
+    return 0
+
+
+def _own_key(out: Path, name: str) -> int:
+    """Creates a client's own key and prints what to do next."""
+    from pfedme.deploy.keys import fingerprint, make_own
+
+    new = make_own(out, name)
+    print(f"{out}/key is the {'new ' if new else ''}private key of {name}; it must not leave this machine.")
+    print(f"{out}/key.pub has the fingerprint (SHA-256)\n  {fingerprint(out / 'key.pub')}")
+    if (out / "ca.crt").exists():
+        print(f"{out}/ca.crt has the fingerprint\n  {fingerprint(out / 'ca.crt')}")
+        print("Compare both with whoever runs the server, by telephone.")
+    else:
+        print(
+            f"Send {out}/key.pub, which is no secret, to whoever runs the server, and compare its "
+            f"fingerprint by telephone.\nPut the ca.crt that comes back into {out}/. The same command then "
+            "shows its fingerprint, which should be compared too."
+        )
     return 0
 
 
@@ -845,7 +898,7 @@ def _server(argv: list[str]) -> int:
         help="go on with the run in this folder; only --listen and trust anew",
     )
     _add_connection(
-        parser, "folder of the server's certificate and of clients' public keys, made by 'pfedme keys'"
+        parser, "folder of the server's certificate and of clients' public keys, from 'pfedme keys'"
     )
     args = _parse(parser, argv)
     plan = None
@@ -881,7 +934,9 @@ def _client(argv: list[str]) -> int:
         action="store_true",
         help="let the server know how many rows the models are right about",
     )
-    _add_connection(parser, "folder that the server's owner has handed out")
+    _add_connection(
+        parser, "folder with this client's key, from 'pfedme keys --own', and the server's ca.crt"
+    )
     _add_table(parser, "the table", without="client")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     args = _parse(parser, argv)

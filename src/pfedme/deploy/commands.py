@@ -16,7 +16,6 @@ from pfedme.deploy import join, keys, serve
 from pfedme.deploy.plan import Plan
 from pfedme.deploy.processes import joined, parse_address
 from pfedme.errors import InputError
-from pfedme.folder import Folder
 from pfedme.models import parse_model
 from pfedme.spec import build
 
@@ -73,7 +72,7 @@ def server(args: argparse.Namespace, plan: Plan | None, words: Sequence[str]) ->
     if plan is None:
         out = args.resume
         before = serve.Setup.read(out)
-        if Folder(out).status() == "finished":
+        if serve.status_of(out) == "finished":
             raise InputError(f"The run in {out} is finished; there is nothing to resume.")
         setup = setup_of(args, before.config, before)
         warning = serve.check(setup)

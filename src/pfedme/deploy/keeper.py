@@ -1,9 +1,10 @@
 """A small process that runs a command and sees to it that nothing of it outlives whoever wanted it.
 
-    python keeper.py LOG COMMAND...
+    python keeper.py LOG HOME COMMAND...
 
 It holds the reading end of a pipe as its standard input. Once the other end is closed, which the system does
 however its holder ends, or once it is told to by a signal, it ends the command and all that it has started.
+If the holder of the folder HOME has ended too, it then removes that folder.
 Run as a file, by itself, it imports nothing but the standard library, so that it costs little.
 """
 
@@ -11,15 +12,19 @@ import contextlib
 import ctypes
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 GRACE_S = 5.0
 """Seconds that processes have to end by themselves when they are told to."""
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+LOCK = ".pfedme"
+"""The file in a home folder that its owner and its keepers hold locked while they live."""
 
 
 def prctl(option: int, value: int) -> None:
@@ -81,25 +86,65 @@ def end(child: subprocess.Popen) -> None:
         time.sleep(0.05)
 
 
-def main(log: str, command: list[str]) -> int:
+@contextlib.contextmanager
+def held(home: Path) -> Iterator[bool]:
+    """Marks a home folder as in use; false if it is none, or has been removed."""
+    import fcntl  # which Windows has not
+
+    try:
+        lock = os.open(home / LOCK, os.O_RDWR | os.O_NOFOLLOW)
+    except OSError:
+        yield False
+        return
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        yield (home / LOCK).exists()
+    finally:
+        os.close(lock)
+
+
+def remove(home: Path) -> None:
+    """Removes a home folder, unless it is in use. Its lock goes last: what is left can be removed later."""
+    import fcntl
+
+    try:
+        lock = os.open(home / LOCK, os.O_RDWR | os.O_NOFOLLOW)
+    except OSError:
+        return
+    with contextlib.suppress(OSError):
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for entry in list(os.scandir(home)):
+            if entry.is_dir(follow_symlinks=False):
+                shutil.rmtree(entry, ignore_errors=True)
+            elif entry.name != LOCK:
+                os.unlink(entry)
+        if os.listdir(home) == [LOCK]:
+            os.unlink(home / LOCK)
+            os.rmdir(home)
+    os.close(lock)
+
+
+def main(log: str, home: Path, command: list[str]) -> int:
     """Runs the command until it ends or is to end; the exit status is its own."""
     told = []
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: told.append(True))
     prctl(PR_SET_CHILD_SUBREAPER, 1)
-    with open(log, "ab") as output:
-        child = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-            preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGKILL),
-        )  # fmt: skip
-    while child.poll() is None and not told:
-        ready, _, _ = select.select([0], [], [], 0.2)
-        if ready and not os.read(0, 1024):
-            break
-    asked = child.poll() is None
-    end(child)
+    with held(home):
+        with open(log, "ab") as output:
+            child = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+                preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGKILL),
+            )  # fmt: skip
+        while child.poll() is None and not told:
+            ready, _, _ = select.select([0], [], [], 0.2)
+            if ready and not os.read(0, 1024):
+                break
+        asked = child.poll() is None
+        end(child)
+    remove(home)
     return 0 if asked else child.returncode if child.returncode >= 0 else 128 - child.returncode
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], sys.argv[2:]))
+    sys.exit(main(sys.argv[1], Path(sys.argv[2]), sys.argv[3:]))

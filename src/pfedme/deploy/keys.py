@@ -1,21 +1,31 @@
-"""What the two sides trust each other by: a certificate authority, the server's certificate, clients' keys.
+"""The keys of a federation: a certificate authority, the server's certificate, and a key for each client.
 
-keys/ca.key, ca.crt                 who holds ca.key can pass for the server
-keys/server.key, server.crt         what the server proves itself by
-keys/clients/NAME/key, key.pub      what a client proves itself by; the folder, with a copy of ca.crt, is
-                                    handed out to it, and the server needs of it only key.pub
+At the server:
+
+    keys/ca.key, ca.crt             anyone who has ca.key can impersonate the server
+    keys/server.key, server.crt     with these the server proves who it is
+    keys/clients/NAME/key.pub       the public key of each client
+
+At a client:
+
+    north/key, key.pub              with these the client proves who it is; it creates them itself
+    north/ca.crt                    a copy of the server's, by which the client recognizes the server
+
+To try things out, the server can also create a client's whole folder, as keys/clients/NAME.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
+import hashlib
 import ipaddress
 import os
 import re
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import quote, unquote
 
@@ -83,34 +93,98 @@ class ClientKeys:
     name: str
 
 
-def make(folder: Path, hosts: Sequence[str], clients: Sequence[str]) -> list[str]:
-    """Makes what is missing in a folder of keys; returns the names of the clients that are new.
+def make(
+    folder: Path, hosts: Sequence[str], clients: Sequence[str], given: Mapping[str, bytes] | None = None
+) -> list[str]:
+    """Creates what is missing in a server's folder of keys; returns the names of the clients that are new.
 
-    No key that exists is written over. The server's certificate is made again, for the same key, if `hosts`
-    has a name that it is not good for or if it ends soon; clients need not know.
+    `clients` are those to create a key for; `given` has the public keys of others, as `received` reads them.
+    No key that exists is overwritten. The server's certificate is created again, for the same key, if `hosts`
+    has a name that it does not cover or if it expires soon; clients do not notice.
     """
     refuse_file(folder)
+    given = given or {}
     hosts = [_host(host) for host in hosts]
     places = {}
-    for name in clients:
+    for name in (*clients, *given):
         place = folder_name(name)
-        if place in places.values() and name not in places:
+        if place in places.values() and (name not in places or name in given):
             raise InputError(f"The client '{name}' is named twice.")
         places[name] = place
     fresh = not (folder / "ca.crt").exists()
     if fresh and not hosts:
         raise InputError("By what name do clients reach the server? Give --server HOST, or HOST,HOST,...")
+    _refuse_conflicts(folder / "clients", given)
     with writing(folder):
         for path in (folder, folder / "clients"):
             path.mkdir(parents=True, exist_ok=True)
             path.chmod(0o700)
         _authority(folder)
         _server(folder, hosts)
-        known = {path.name for path in (folder / "clients").iterdir()}
+        known = {path.parent.name for path in (folder / "clients").glob("*/key.pub")}
         new = [name for name, place in places.items() if place not in known]
         for name in new:
-            _client(folder, name, places[name])
+            place = folder / "clients" / places[name]
+            if name in given:
+                place.mkdir(mode=0o700, exist_ok=True)
+                atomic_write(place / "key.pub", given[name])
+                continue
+            with _whole(place, scratch=folder) as scratch:
+                _write_pair(scratch, places[name])
+                atomic_write(scratch / "ca.crt", (folder / "ca.crt").read_bytes())
     return new
+
+
+def make_own(folder: Path, name: str) -> bool:
+    """Creates a client's own folder with its key; returns whether it is new. A key that exists is kept."""
+    refuse_file(folder)
+    place = folder_name(name)
+    if (folder / "key").exists():
+        if (owner := _pair(folder)) != name:
+            raise InputError(f"{folder} has the key of the client '{owner}'; choose another -o.")
+        return False
+    if folder.exists() and any(folder.iterdir()):
+        raise InputError(f"{folder} is not empty and has no client's key; choose another -o.")
+    with writing(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with _whole(folder, scratch=folder.parent) as scratch:
+            _write_pair(scratch, place)
+    return True
+
+
+def received(paths: Sequence[Path]) -> dict[str, bytes]:
+    """The public keys that clients have sent, by name, as they are stored."""
+    found = dict[str, bytes]()
+    for path in paths:
+        if path.is_dir():
+            raise InputError(
+                f"{path} is a folder; --add needs a client's public key, such as {path}/key.pub."
+            )
+        if not path.is_file():
+            raise InputError(f"There is no file {path}; --add needs a client's public key.")
+        if b"PRIVATE KEY" in _content(path):
+            raise InputError(
+                f"{path} is a PRIVATE key: a secret that must not travel. If a client has sent it, delete "
+                "it and let the client create a new one with 'pfedme keys --own'; only key.pub is to be sent."
+            )
+        key = _public(path, "ask the client for its key.pub again")
+        name = _named(path) or (path.stem if path.name != "key.pub" else "")
+        if not name:
+            raise InputError(f"{path} does not tell whose key it is; rename it to NAME.pub.")
+        content = _public_line(key, folder_name(name))
+        if found.setdefault(name, content) != content:
+            raise InputError(f"There are two keys for the client '{name}'; give the one that it uses.")
+    return found
+
+
+def fingerprint(path: Path) -> str:
+    """The SHA-256 of a public key or certificate, in a form to read aloud."""
+    if path.suffix == ".crt":
+        content = _certificate(path).public_bytes(Encoding.DER)
+    else:
+        content = _public(path).public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    digest = hashlib.sha256(content).hexdigest()
+    return " ".join(digest[k : k + 4] for k in range(0, len(digest), 4))
 
 
 def folder_name(name: str) -> str:
@@ -136,7 +210,7 @@ def server_keys(folder: Path) -> ServerKeys:
     """A server's keys, once they are known to be whole, to belong together and to be valid now."""
     if not folder.is_dir():
         raise InputError(
-            f"There is no folder {folder}; 'pfedme keys --server HOST --clients NAME ...' makes one."
+            f"There is no folder {folder}; 'pfedme keys --server HOST --add NAME.pub ...' creates one."
         )
     authority, certificate = (_certificate(folder / name) for name in ("ca.crt", "server.crt"))
     key = _private(folder / "server.key", ssh=False)
@@ -150,16 +224,15 @@ def server_keys(folder: Path) -> ServerKeys:
         _valid_now(path, one)
     clients, owners = dict[str, Path](), dict[bytes, str]()
     for path in sorted((folder / "clients").glob("*/key.pub")):
-        name, public = unquote(path.parent.name), _public(path)
-        point = public.public_bytes(Encoding.X962, PublicFormat.CompressedPoint)
+        name, point = unquote(path.parent.name), _point(_public(path))
         if point in owners:
             raise InputError(
-                f"The clients '{owners[point]}' and '{name}' have the same key; make one of them anew."
+                f"The clients '{owners[point]}' and '{name}' have the same key; one of them needs a new one."
             )
         clients[name], owners[point] = path, name
     if not clients:
         raise InputError(
-            f"There is no client's key in {folder}/clients; 'pfedme keys --clients NAME ...' makes one."
+            f"There is no client's key in {folder}/clients; 'pfedme keys --add NAME.pub ...' adds one."
         )
     return ServerKeys(
         folder / "ca.crt", folder / "server.crt", folder / "server.key", clients, tuple(_hosts(certificate)),
@@ -170,19 +243,46 @@ def server_keys(folder: Path) -> ServerKeys:
 def client_keys(folder: Path) -> ClientKeys:
     """A client's keys, once they are known to be whole, to belong together and to be valid now."""
     if not folder.is_dir():
-        raise InputError(f"There is no folder {folder}; whoever runs the server makes it by 'pfedme keys'.")
-    _valid_now(folder / "ca.crt", _certificate(folder / "ca.crt"))
-    key = _private(folder / "key", ssh=True)
-    name, public = unquote(folder.absolute().name), folder / "key.pub"
+        raise InputError(f"There is no folder {folder}; 'pfedme keys --own NAME -o {folder}' creates it.")
+    name, ca = _pair(folder), folder / "ca.crt"
+    if not ca.exists():
+        raise InputError(
+            f"{ca} is missing: whoever runs the server sends it after 'pfedme keys --add', which needs this "
+            "client's key.pub."
+        )
+    _valid_now(ca, _certificate(ca))
+    return ClientKeys(ca, folder / "key", name)
+
+
+def _pair(folder: Path) -> str:
+    """The name of the client whose private and public key are in a folder."""
+    key, public = _private(folder / "key", ssh=True), folder / "key.pub"
+    name = None
     if public.exists():
         if _public(public) != key.public_key():
             raise InputError(
-                f"{public} does not belong to {folder / 'key'}; put back the folder as it was made."
+                f"{public} does not belong to {folder / 'key'}; put back the folder as it was created."
             )
-        comment = public.read_text().split()[2:]
-        if comment and comment[0].startswith(MARK):
-            name = unquote(comment[0].removeprefix(MARK))
-    return ClientKeys(folder / "ca.crt", folder / "key", name)
+        name = _named(public)
+    return name or unquote(folder.absolute().name)
+
+
+def _refuse_conflicts(clients: Path, given: Mapping[str, bytes]) -> None:
+    """Raises an error if a client's key is not the one that is known, or is another client's."""
+    owners = {_point(_public(path)): unquote(path.parent.name) for path in clients.glob("*/key.pub")}
+    for name, content in given.items():
+        place, point = clients / folder_name(name), _point(load_ssh_public_key(content))
+        owner = owners.setdefault(point, name)
+        if owner != name:
+            raise InputError(
+                f"The key of '{name}' is also that of '{owner}'; each client needs its own, which "
+                "'pfedme keys --own' creates."
+            )
+        if (place / "key.pub").exists() and _point(_public(place / "key.pub")) != point:
+            raise InputError(
+                f"The client '{name}' has another key already, {place}/key.pub. If the new one is really its "
+                f"own, delete the folder {place} and try again."
+            )
 
 
 def _authority(folder: Path) -> None:
@@ -236,19 +336,40 @@ def _server(folder: Path, hosts: Sequence[str]) -> None:
     atomic_write(path, builder.sign(signer, hashes.SHA384()).public_bytes(Encoding.PEM))
 
 
-def _client(folder: Path, name: str, place: str) -> None:
-    """Makes a client's folder, which is there as a whole or not at all."""
-    key = ec.generate_private_key(ec.SECP384R1())
-    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-    scratch = Path(tempfile.mkdtemp(dir=folder, prefix=".client-"))  # of mode 0700
+@contextlib.contextmanager
+def _whole(folder: Path, scratch: Path) -> Iterator[Path]:
+    """A folder to fill, in `scratch`, that becomes `folder` once it is complete."""
+    place = Path(tempfile.mkdtemp(dir=scratch, prefix=".client-"))  # of mode 0700
     try:
-        _write_secret(scratch / "key", key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
-        atomic_write(scratch / "key.pub", public + f" {MARK}{place}\n".encode())
-        atomic_write(scratch / "ca.crt", (folder / "ca.crt").read_bytes())
-        scratch.rename(folder / "clients" / place)
+        yield place
+        place.rename(folder)
     except BaseException:
-        shutil.rmtree(scratch, ignore_errors=True)
+        shutil.rmtree(place, ignore_errors=True)
         raise
+
+
+def _write_pair(folder: Path, place: str) -> None:
+    """Creates a client's private and public key; `place` is its name as that of a folder."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    _write_secret(folder / "key", key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
+    atomic_write(folder / "key.pub", _public_line(key.public_key(), place))
+
+
+def _public_line(key: ec.EllipticCurvePublicKey, place: str) -> bytes:
+    """The content of key.pub."""
+    return key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + f" {MARK}{place}\n".encode()
+
+
+def _named(path: Path) -> str | None:
+    """The client's name in the comment of a public key."""
+    comment = _content(path).decode(errors="replace").split()[2:]
+    return unquote(comment[0].removeprefix(MARK)) if comment and comment[0].startswith(MARK) else None
+
+
+def _point(key: object) -> bytes:
+    """What tells one public key from another."""
+    assert isinstance(key, ec.EllipticCurvePublicKey)
+    return key.public_bytes(Encoding.X962, PublicFormat.CompressedPoint)
 
 
 def _made_or_kept(path: Path) -> ec.EllipticCurvePrivateKey:
@@ -338,7 +459,7 @@ def _content(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except FileNotFoundError:
-        raise InputError(f"{path} is missing; put back the folder as 'pfedme keys' made it.") from None
+        raise InputError(f"{path} is missing; put back the folder as 'pfedme keys' created it.") from None
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}.") from None
 
@@ -371,15 +492,14 @@ def _private(path: Path, *, ssh: bool) -> ec.EllipticCurvePrivateKey:
     return key
 
 
-def _public(path: Path) -> ec.EllipticCurvePublicKey:
+def _public(path: Path, cure: str = "put back what it was") -> ec.EllipticCurvePublicKey:
+    content = _content(path)
     try:
-        key = load_ssh_public_key(_content(path))
+        key = load_ssh_public_key(content) if len(content.splitlines()) == 1 else None
     except DAMAGED:
         key = None
     if not (isinstance(key, ec.EllipticCurvePublicKey) and isinstance(key.curve, ec.SECP384R1)):
-        raise InputError(
-            f"{path} is not a public key as 'pfedme keys' makes them, or is damaged; put back what it was."
-        )
+        raise InputError(f"{path} is not a public key as 'pfedme keys' creates them, or is damaged; {cure}.")
     return key
 
 

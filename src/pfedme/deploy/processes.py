@@ -1,10 +1,9 @@
-"""Starting, watching and stopping Flower's processes, so that none is ever left behind."""
+"""Starting, watching and stopping Flower's processes, so that none is ever left behind, nor their files."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import socket
 import ssl
 import subprocess
@@ -16,11 +15,13 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from pfedme.deploy.keeper import descendants
+from pfedme.deploy.keeper import LOCK, descendants, held, remove
 from pfedme.errors import InputError, RunError
 from pfedme.files import cache_folder, writing
 
 KEEPER = Path(__file__).with_name("keeper.py")
+PREFIX = "pfedme-"
+"""What the names of home folders begin with."""
 START_S = 180.0
 """Seconds that a SuperLink may take to start."""
 STOP_S = 15.0
@@ -34,7 +35,7 @@ class Kept:
         with writing(log):
             log.touch(mode=0o600)
         self.log, self.end = log, log.stat().st_size
-        words = [sys.executable, "-I", "-S", str(KEEPER), str(log), *command]
+        words = [sys.executable, "-I", "-S", str(KEEPER), str(log), str(home), *command]
         # A session of its own, so that Ctrl-C comes to us alone and the order of ending is ours.
         self.process = subprocess.Popen(
             words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
@@ -121,12 +122,33 @@ def off_proxies(*hosts: str) -> dict[str, str]:
 
 @contextlib.contextmanager
 def private_home() -> Iterator[Path]:
-    """A folder for Flower's own files, gone in the end."""
-    home = Path(tempfile.mkdtemp(prefix="pfedme-"))  # of mode 0700
-    try:
+    """A folder for Flower's own files, gone in the end.
+
+    If this process is killed, its keeper removes the folder; if both are, the next call on this machine does.
+    """
+    remove_leftovers()
+    with contextlib.ExitStack() as stack:
+        while True:
+            home = Path(tempfile.mkdtemp(prefix=PREFIX))  # of mode 0700
+            (home / LOCK).touch()
+            stack.callback(remove, home)
+            # Before it was held, another process may have taken it for a leftover.
+            if stack.enter_context(held(home)):
+                break
         yield home
-    finally:
-        shutil.rmtree(home, ignore_errors=True)
+
+
+def remove_leftovers() -> None:
+    """Removes this user's home folders that no process holds any more."""
+    with os.scandir(tempfile.gettempdir()) as entries:
+        for entry in entries:
+            with contextlib.suppress(OSError):
+                if (
+                    entry.name.startswith(PREFIX)
+                    and entry.is_dir(follow_symlinks=False)
+                    and entry.stat(follow_symlinks=False).st_uid == os.geteuid()
+                ):
+                    remove(Path(entry.path))
 
 
 def parse_address(text: str, option: str) -> tuple[str, int]:

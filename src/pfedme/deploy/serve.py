@@ -28,13 +28,15 @@ from pfedme.deploy.processes import (
     refuse_taken,
 )
 from pfedme.errors import InputError, Interrupted, RunError
-from pfedme.files import atomic_write, refuse_file, writing
+from pfedme.files import atomic_write, writing
 from pfedme.folder import Folder
 from pfedme.spec import to_json
 from pfedme.terminal import Rounds
 
 SETUP = "server.json"
 """The file, in the run's folder, of what the server was started with."""
+NOT_BEGUN = "not begun"
+"""The status of a run that has been set up and has no record yet."""
 FLOWER_LOG = "flower.log"
 LOOK_S, ASK_S, GONE_S, SILENT_S = 0.2, 2.0, 5.0, 120.0
 """Seconds between two looks at the logs, between two questions to the SuperLink, until a run whose process
@@ -81,12 +83,19 @@ def run_config(plan: Plan, model: str) -> dict[str, Any]:
 
 def refuse_out(out: Path, *, force: bool) -> None:
     """Raises an error if the folder holds something that would be lost."""
-    if (out / SETUP).exists() and (out / "record.json").exists() and not force:
-        refuse_file(out)
-        status = Folder(out).status()
-        goes_on = "" if status == "finished" else f"'pfedme server --resume {out}' continues it, "
-        raise InputError(f"{out} holds a {status} run; {goes_on}--force starts over.")
+    if (out / SETUP).exists() and not force:
+        status = status_of(out)
+        verb = "begins" if status == NOT_BEGUN else "continues"
+        goes_on = "" if status == "finished" else f"'pfedme server --resume {out}' {verb} it, "
+        what = f"a run that has {status}" if status == NOT_BEGUN else f"a {status} run"
+        raise InputError(f"{out} holds {what}; {goes_on}--force starts over.")
     Folder(out).refuse(force=force)
+
+
+def status_of(out: Path) -> str:
+    """The status of the run in a folder that has a setup."""
+    folder = Folder(out)
+    return folder.status() if folder.record.exists() else NOT_BEGUN
 
 
 def claim(out: Path) -> None:
@@ -118,7 +127,12 @@ def serve(setup: Setup, out: Path, *, resume: bool) -> dict[str, Any]:
         with private_home() as home, Rounds(setup.config["num-server-rounds"]) as screen:
             status = _serve(setup, out, home, screen, resume=resume)
     except KeyboardInterrupt:
-        raise Interrupted(out, f"what was done is saved, and {again} goes on where it stopped") from None
+        begun = status_of(out) != NOT_BEGUN
+        goes_on = f"what was done is saved, and {again} goes on where it stopped"
+        raise Interrupted(out, goes_on if begun else f"the run has not begun; {again} begins it") from None
+    if status_of(out) == NOT_BEGUN:
+        why = status.details or f"its process ended; see {out / FLOWER_LOG}"
+        raise RunError(f"The run did not begin: {why.rstrip('.')}. {again} begins it.")
     record = Folder(out).read()
     if record.get("status") == "finished":
         return record
