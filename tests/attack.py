@@ -185,8 +185,7 @@ def linear_system(respond: Respond, algorithm: Algorithm, model: Network, seed: 
     elif model.classes > 2:
         start[-1, -1] = SATURATED
     asks = [Ask(algorithm, model, t) for t in range(rounds)]
-    w = joined(start)
-    told = np.stack([split(w - respond(ask, w), model) for ask in asks])
+    told = np.stack([change(respond, ask, joined(start)) for ask in asks])
     M = shares(algorithm, model.l2, seed, n, range(rounds))
     if model.classes == 0:
         return np.linalg.lstsq(M, told[:, 0, :-1] / start[0, -1], rcond=None)[0]
@@ -194,6 +193,12 @@ def linear_system(respond: Respond, algorithm: Algorithm, model: Network, seed: 
         U = np.linalg.lstsq(M, told[:, 1], rcond=None)[0]
         return U[:, :-1] / np.where(np.abs(U[:, -1:]) > 0.1, U[:, -1:], np.nan)
     return -np.linalg.lstsq(M, told[:, :-1, :-1].sum(axis=1), rcond=None)[0]
+
+
+def change(respond: Respond, ask: Ask, w: np.ndarray) -> np.ndarray:
+    """How far the first layer is from what it would be without any row, k w − w_R: units × (features + 1)."""
+    kept = effects(ask.algorithm, ask.model.l2)[0]
+    return kept * split(w, ask.model) - split(respond(ask, w), ask.model)
 
 
 def joined(layer: np.ndarray) -> np.ndarray:
@@ -207,3 +212,170 @@ def split(vector: np.ndarray, model: Network) -> np.ndarray:
     size = units * model.features
     W, b = vector[:size].reshape(units, -1), vector[size : size + units]
     return np.column_stack([W, b]).astype(np.float64)
+
+
+# Traps: units, or classes, that react to few rows each.
+
+
+def slices(v: np.ndarray, edges: np.ndarray, sharp: float) -> np.ndarray:
+    """A layer whose largest output tells between which edges v·x lies: lines that cross at the edges.
+
+    Line i is sharp (i v·x − Σ_(k<i) edge_k), up to what all have in common, so that i wins where
+    edge_(i−1) < v·x < edge_i.
+    """
+    place = np.arange(len(edges) + 1) - len(edges) / 2
+    offset = np.concatenate([[0.0], np.cumsum(edges)])
+    return sharp * np.column_stack([np.outer(place, v), offset.mean() - offset])
+
+
+def alone(told: np.ndarray, algorithm: Algorithm, l2: float, n: int) -> np.ndarray:
+    """The rows x_j among sums Σ_j M_j (x_j, 1), a sum a line, that are of one row drawn once.
+
+    What belongs to x is divided by that of the a_r/B (or of a full batch by Σ_r a_r/n) to which the last
+    number comes nearest; sums for which none is near are of no row, or of several.
+    """
+    a = effects(algorithm, l2)[1]
+    one = a / algorithm.B if algorithm.B else np.array([a.sum() / n])
+    off = np.abs(told[:, -1:] / one - 1)
+    near = off.min(axis=1) < 0.25
+    return told[near, :-1] / one[off.argmin(axis=1)][near, None]
+
+
+class Directions:
+    """Where to look in each round: a direction, and edges between which few drawn rows are to be expected.
+
+    Columns are standardised, so that v·x is taken to be normal at first; as soon as there are rows, their
+    quantiles are used.
+    """
+
+    def __init__(self, features: int, seed: int) -> None:
+        self.rng, self.features = np.random.default_rng(seed), features
+        self.found: list[np.ndarray] = []
+
+    def next(self, edges: int, mass: float) -> tuple[np.ndarray, np.ndarray]:
+        """A random unit vector v, and edges with the share `mass` of all rows between the first and last."""
+        v = self.rng.normal(size=self.features)
+        v /= np.linalg.norm(v)
+        first = self.rng.uniform(0, 1 - mass)
+        levels = np.clip(np.linspace(first, first + mass, edges), 1e-4, 1 - 1e-4)
+        known = np.concatenate([np.zeros((0, self.features)), *self.found]) @ v
+        if len(known) < 50:
+            return v, norm.ppf(levels)
+        smooth = known[:, None] + 0.15 * norm.ppf((np.arange(9) + 0.5) / 9)
+        return v, np.quantile(smooth, levels)
+
+
+def drawn_rows(algorithm: Algorithm, n: int) -> float:
+    """How many different rows a round draws, on average: n (1 − (1 − 1/n)^(R B))."""
+    return n * (1 - (1 - 1 / n) ** (algorithm.R * algorithm.B)) if algorithm.B else n
+
+
+def sliced_classes(
+    respond: Respond, algorithm: Algorithm, model: Network, n: int, rounds: int, own: int = 2
+) -> np.ndarray:
+    """Rows that are alone between two hyperplanes, from softmax regression with classes that nobody has.
+
+    `slices` gives the bulk of the rows to the client's `own` classes on both sides, and a thin slice to each
+    other class c. Its gradient is Σ_j in c (x_j, 1): with one row there, weights over bias are the row.
+    """
+    look, order = Directions(model.features, 0), [0, *range(own, model.classes), 1]
+    thin = model.classes - own
+    mass = min(0.9, thin / drawn_rows(algorithm, n))
+    for t in range(rounds):
+        v, edges = look.next(thin + 1, mass)
+        layer = np.zeros((model.classes, model.features + 1))
+        layer[order] = slices(v, edges, 20 / np.diff(edges).min().clip(5e-3))
+        told = change(respond, Ask(algorithm, model, t), joined(layer))[own:]
+        look.found.append(alone(told, algorithm, model.l2, n))
+    return np.concatenate(look.found)
+
+
+def trapped(
+    respond: Respond, algorithm: Algorithm, model: Network, n: int, rounds: int, *, gentle: float
+) -> np.ndarray:
+    """Rows that are alone between the thresholds of two neighbouring hidden units.
+
+    Unit k is relu(ε (v·x − t_k)), and leads with weight 1 to a class s whose bias is far above: rows of s
+    have no gradient, any other row has the gradient (x_j, 1) in every unit whose threshold it exceeds. Unit k
+    less unit k + 1 is Σ_(t_k < v·x_j < t_(k+1)) (x_j, 1). Small ε keeps the second layer as it is, large ε
+    the thresholds: ε = `gentle` η. The classes take turns to be s.
+    """
+    units = model.hidden[0]
+    look = Directions(model.features, 0)
+    mass = min(0.98, units / (drawn_rows(algorithm, n) / 2))
+    for t in range(rounds):
+        v, edges = look.next(units, mass)
+        w = trap(model, v, edges, gentle, t % model.classes)
+        told = change(respond, Ask(algorithm, model, t), w)
+        told = told - np.vstack([told[1:], np.zeros(model.features + 1)])
+        look.found.append(alone(told, algorithm, model.l2, n))
+    return np.concatenate(look.found)
+
+
+def trap(model: Network, v: np.ndarray, edges: np.ndarray, epsilon: float, s: int) -> np.ndarray:
+    """w of `trapped`."""
+    first = epsilon * np.column_stack([np.tile(v, (len(edges), 1)), -edges])
+    second = np.zeros((model.outputs, len(edges) + 1))
+    second[s] = 1
+    second[s, -1] = SATURATED
+    return np.concatenate([joined(first), joined(second)])
+
+
+def half_spaces(respond: Respond, algorithm: Algorithm, model: Network, n: int, rounds: int) -> np.ndarray:
+    """Rows from full batches of softmax regression with two classes, one threshold a round.
+
+    Class 1 tells Σ_j (1[v·x_j > t] − y_j) (x_j, 1). Two rounds differ by Σ_(t < v·x_j < t') (x_j, 1), and
+    thresholds that lie close leave one row between them. Along v, where W is large and rounded, the
+    threshold is taken for the row's own number.
+    """
+    v = np.eye(model.features)[1]
+    edges = norm.ppf(0.5 + np.arange(rounds) / n)
+    sums = []
+    for t, edge in enumerate(edges):
+        layer = slices(v, np.array([edge]), 20 / np.diff(edges).min())
+        sums.append(change(respond, Ask(algorithm, model, t), joined(layer))[1])
+    told = np.array(sums)
+    told = told[:-1] - told[1:]
+    told[:, 1] = told[:, -1] * edges[1:]
+    return alone(told, algorithm, model.l2, n)
+
+
+# Beyond the client's limits.
+
+
+def invented_classes(respond: Respond, n: int, own: int, features: int, parts: int, algorithm: Algorithm):
+    """Rows that have a class to themselves, among as many classes as the cells of a grid.
+
+    The logit of cell (i, k, ...) is the sum of a line of each column's `slices`, so that p is 1 at the cell
+    in which a row lies and 0 elsewhere, and cell c tells Σ_j in c (x_j, 1): with one row there, weights over
+    bias are the row. One upload for each column, with a class for each of 200 slices, tells its quantiles.
+    """
+    model = Network(features=features, classes=own + 201)
+    all_rows = FedAvg(eta=1e3, R=1, B=0)
+    fine, lines = np.linspace(-4, 8, 200), []
+    for column in np.eye(features):
+        layer = _behind(slices(column, fine, 300.0), own)
+        count = change(respond, Ask(all_rows, model), joined(layer))[own:, -1].clip(0)
+        edges = np.interp(np.arange(1, parts) / parts, np.cumsum(count)[:-1] / count.sum(), fine)
+        lines.append(slices(column, edges, 1e3))
+    grid = np.array([sum(cell) for cell in itertools.product(*lines)])
+    model = Network(features=features, classes=own + len(grid))
+    told = change(respond, Ask(algorithm, model), joined(_behind(grid, own)))[own:]
+    told = told[told[:, -1] > 0.4 * algorithm.eta / (algorithm.B or n)]
+    return told[:, :-1] / told[:, -1:]
+
+
+def _behind(layer: np.ndarray, own: int) -> np.ndarray:
+    """A layer with the client's own classes before its classes, where no row ever gets to."""
+    first = np.zeros((own, layer.shape[1]))
+    first[:, -1] = -1e9
+    return np.vstack([first, layer])
+
+
+def one_row(respond: Respond, model: Network, rounds: int) -> np.ndarray:
+    """The row of an upload with R = B = 1: weights over bias of any class, (p − y) x / (p − y)."""
+    asks = [Ask(FedAvg(R=1, B=1), model, t) for t in range(rounds)]
+    told = np.stack(
+        [change(respond, ask, joined(np.zeros((model.outputs, model.features + 1))))[0] for ask in asks]
+    )
+    return told[:, :-1] / told[:, -1:]
