@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -25,7 +26,7 @@ from pfedme.federation import Federation
 from pfedme.models import Network
 from pfedme.problem import Problem
 from pfedme.simulate import Simulation
-from pfedme.tree import Params
+from pfedme.tree import Params, record
 
 ID = 7
 """The client's id, which the server hands out."""
@@ -379,3 +380,101 @@ def one_row(respond: Respond, model: Network, rounds: int) -> np.ndarray:
         [change(respond, ask, joined(np.zeros((model.outputs, model.features + 1))))[0] for ask in asks]
     )
     return told[:, :-1] / told[:, -1:]
+
+
+# A curious server: nothing is malicious, neither w nor the settings.
+
+
+def honest_run(respond: Respond, others: Sequence[Respond], algorithm: Algorithm, model: Network, rounds: int):
+    """(w, upload) of each round of a training in which server and clients do as they should."""
+    w = np.asarray(model.init(jax.random.key(0)).ravel())
+    seen = []
+    for t in range(rounds):
+        uploads = [client(Ask(algorithm, model, t), w) for client in (respond, *others)]
+        seen.append((w, uploads[0]))
+        w = np.mean(uploads, axis=0)
+    return seen
+
+
+def mean_row(seen: Sequence[tuple[np.ndarray, np.ndarray]], model: Network) -> np.ndarray:
+    """Weights over bias of every unit of every upload: weighted means of rows, if of anything."""
+    told = np.concatenate([split(w, model) - split(upload, model) for w, upload in seen])
+    return told[:, :-1] / np.where(told[:, -1:] == 0, np.nan, told[:, -1:])
+
+
+@record
+class Relaxed(Network):
+    """A network whose labels are numbers: with two classes how much of a row is of class 1."""
+
+    def losses(self, scores: jax.Array, y: jax.Array) -> jax.Array:
+        """ℓ(z, y), linear in y for a classifier."""
+        if self.classes == 0:
+            return super().losses(scores, y)
+        log_p = jax.nn.log_softmax(scores, axis=0)
+        return -(1 - y) * log_p[0] - y * log_p[1]
+
+
+def inverted(
+    seen: Sequence[tuple[np.ndarray, np.ndarray]], algorithm: Algorithm, model: Network, seed: int, n: int
+) -> np.ndarray:
+    """Rows by least squares: those with which the client's own program would have made these uploads.
+
+    Minimises Σ_t ‖upload_t(x, y) − upload_t‖² over n rows x and relaxed labels y by Levenberg's and
+    Marquardt's method, from noise. upload_t(x, y) is `client_update` with w_t and with the key that the server
+    takes for the client's; there are as many numbers as unknowns after n (features + 1) / (those of one
+    upload that are independent) rounds.
+    """
+    fields = {name: getattr(model, name) for name in ("features", "classes", "hidden", "l2")}
+    relaxed, d = Relaxed(**fields), model.features
+    with jax.enable_x64(True):
+        like = layout(model)
+        ws, uploads = (jnp.asarray(np.array(a, np.float64)) for a in zip(*seen, strict=True))
+        zero = jnp.int32(0)
+
+        scale = float(jnp.std(uploads - ws)) / 10
+
+        def away(z: jax.Array, t: jax.Array, w: jax.Array, upload: jax.Array) -> jax.Array:
+            rows = z.reshape(n, d + 1)
+            key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), t), ID)
+            problem = Problem(
+                relaxed, rows[:, :d], rows[:, d], zero, jnp.int32(n), zero, t, n, algorithm.batches
+            )
+            return (algorithm.client_update(key, problem, like.like(w), ()).upload.ravel() - upload) / scale
+
+        rounds = jnp.arange(len(ws), dtype=jnp.uint32)
+
+        @jax.jit
+        def f(z: jax.Array) -> jax.Array:
+            return jax.vmap(partial(away, z))(rounds, ws, uploads).ravel()
+
+        @jax.jit
+        def jacobian(z: jax.Array) -> jax.Array:
+            # Backwards: an upload has fewer numbers than the rows.
+            of_round = jax.jacrev(away)
+            return jax.vmap(partial(of_round, z))(rounds, ws, uploads).reshape(-1, len(z))
+
+        rng = np.random.default_rng(0)
+        first = np.column_stack([0.3 * rng.normal(size=(n, d)), np.full(n, 0.5 if model.classes else 0.0)])
+        z = marquardt(f, jacobian, first.ravel())
+    return z.reshape(n, d + 1)[:, :d]
+
+
+def marquardt(f: Callable, jacobian: Callable, z: np.ndarray, steps: int = 25) -> np.ndarray:
+    """argmin ‖f(z)‖² by steps −(JᵀJ + μ I)⁻¹ Jᵀ f, with μ smaller after a good step, larger after a bad."""
+    damping, r = 1.0, np.asarray(f(z))
+    for _ in range(steps):
+        J = np.asarray(jacobian(z))
+        H, g = J.T @ J, J.T @ r
+        while damping < 1e8:
+            there = z - np.linalg.solve(H + damping * np.eye(len(z)), g)
+            r_there = np.asarray(f(there))
+            if r_there @ r_there < r @ r:
+                break
+            damping *= 4
+        else:
+            break
+        done = r_there @ r_there > 0.99 * (r @ r)
+        z, r, damping = there, r_there, max(damping / 5, 1e-12)
+        if done and damping < 1e-3:
+            break
+    return z
