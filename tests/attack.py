@@ -9,9 +9,8 @@ server knows: how many training rows there are, and that columns are standardise
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -32,6 +31,10 @@ ID = 7
 """The client's id, which the server hands out."""
 SATURATED = 60.0
 """A lead in logits after which softmax is 0 or 1 in float32, and stays so whatever R steps do."""
+
+
+LARGE = 1e4
+"""A bias beside which standardised labels do not count."""
 
 
 class Ask(NamedTuple):
@@ -56,7 +59,7 @@ class Rows(NamedTuple):
 # The client under attack, and the score.
 
 
-def victim(rows: Rows, seed: int, batches: np.ndarray | None = None) -> Respond:
+def victim(rows: Rows, seed: int) -> Respond:
     """A client with these training rows that draws its batches from (seed, round, id), as `Client` does.
 
     A seed that the server does not know stands for batches drawn from a secret of the client's own.
@@ -81,24 +84,36 @@ def victim(rows: Rows, seed: int, batches: np.ndarray | None = None) -> Respond:
     return respond
 
 
+def noisy(respond: Respond, size: float) -> Respond:
+    """A client that adds noise to its uploads: normal, `size` times what a row drawn once adds to a bias."""
+    rng = np.random.default_rng(1)
+
+    def answer(ask: Ask, w: np.ndarray) -> np.ndarray:
+        one = effects(ask.algorithm, ask.model.l2)[1].mean() / ask.algorithm.B
+        return respond(ask, w) + (size * one * rng.normal(size=w.shape)).astype(np.float32)
+
+    return answer
+
+
 def layout(model: Network) -> Params:
     """The layers of a model, without numbers."""
     return jax.eval_shape(model.init, jax.random.key(0))
 
 
-def patients(n: int, *, features: int = 4, classes: int = 2, seed: int = 0, noise: float = 1.0) -> Rows:
+def patients(n: int, *, features: int = 4, classes: int = 2, seed: int = 0, rare: float = 0.5) -> Rows:
     """Synthetic training rows: numbers that depend on each other, standardised, some of them skewed.
 
-    The label is a class by a linear risk with noise, or with 0 classes the risk itself.
+    The label is a class by a linear risk with noise, or with 0 classes the risk itself; of two classes the
+    share `rare` is of class 1.
     """
     rng = np.random.default_rng(seed)
     z = rng.normal(size=(n, features)) @ (np.eye(features) + 0.4 * rng.normal(size=(features, features)))
     z[:, ::2] = np.exp(0.4 * z[:, ::2])
     x = ((z - z.mean(0)) / z.std(0)).astype(np.float32)
-    risk = x @ rng.normal(size=features) + noise * rng.normal(size=n)
+    risk = x @ rng.normal(size=features) + rng.normal(size=n)
     if classes == 0:
         return Rows(x, ((risk - risk.mean()) / risk.std()).astype(np.float32))
-    edges = np.quantile(risk, np.arange(1, classes) / classes)
+    edges = np.quantile(risk, [1 - rare] if classes == 2 else np.arange(1, classes) / classes)
     return Rows(x, np.searchsorted(edges, risk).astype(np.int32))
 
 
@@ -171,7 +186,9 @@ def shares(algorithm: Algorithm, l2: float, seed: int, n: int, rounds: Sequence[
 # Mini-batches that the server knows: linear algebra.
 
 
-def linear_system(respond: Respond, algorithm: Algorithm, model: Network, seed: int, n: int, rounds: int):
+def linear_system(
+    respond: Respond, algorithm: Algorithm, model: Network, seed: int, n: int, rounds: int
+) -> np.ndarray:
     """Rows by linear algebra from uploads that sum over all of a round's rows, with no layer to trap them.
 
     In softmax regression with W = 0 and b at a class s that nobody has far above the others, p is the s-th
@@ -182,7 +199,7 @@ def linear_system(respond: Respond, algorithm: Algorithm, model: Network, seed: 
     """
     start = np.zeros((model.outputs, model.features + 1))
     if model.classes == 0:
-        start[:, -1] = 1e6
+        start[:, -1] = 100 * LARGE
     elif model.classes > 2:
         start[-1, -1] = SATURATED
     asks = [Ask(algorithm, model, t) for t in range(rounds)]
@@ -292,22 +309,22 @@ def sliced_classes(
 
 
 def trapped(
-    respond: Respond, algorithm: Algorithm, model: Network, n: int, rounds: int, *, gentle: float
+    respond: Respond, algorithm: Algorithm, model: Network, n: int, rounds: int, epsilon: float
 ) -> np.ndarray:
     """Rows that are alone between the thresholds of two neighbouring hidden units.
 
     Unit k is relu(ε (v·x − t_k)), and leads with weight 1 to a class s whose bias is far above: rows of s
     have no gradient, any other row has the gradient (x_j, 1) in every unit whose threshold it exceeds. Unit k
     less unit k + 1 is Σ_(t_k < v·x_j < t_(k+1)) (x_j, 1). Small ε keeps the second layer as it is, large ε
-    the thresholds: ε = `gentle` η. The classes take turns to be s.
+    the thresholds; small steps allow for both. The classes take turns to be s. In a regression the bias of
+    the output is β, so large that the gradient of all rows is about β (x_j, 1).
     """
-    units = model.hidden[0]
-    look = Directions(model.features, 0)
-    mass = min(0.98, units / (drawn_rows(algorithm, n) / 2))
+    units, look = model.hidden[0], Directions(model.features, 0)
+    mass = min(0.98, units * max(1, model.classes) / drawn_rows(algorithm, n))
     for t in range(rounds):
         v, edges = look.next(units, mass)
-        w = trap(model, v, edges, gentle, t % model.classes)
-        told = change(respond, Ask(algorithm, model, t), w)
+        w = trap(model, v, edges, epsilon, t % model.outputs)
+        told = change(respond, Ask(algorithm, model, t), w) / (1 if model.classes else LARGE)
         told = told - np.vstack([told[1:], np.zeros(model.features + 1)])
         look.found.append(alone(told, algorithm, model.l2, n))
     return np.concatenate(look.found)
@@ -318,8 +335,20 @@ def trap(model: Network, v: np.ndarray, edges: np.ndarray, epsilon: float, s: in
     first = epsilon * np.column_stack([np.tile(v, (len(edges), 1)), -edges])
     second = np.zeros((model.outputs, len(edges) + 1))
     second[s] = 1
-    second[s, -1] = SATURATED
+    second[s, -1] = SATURATED if model.classes else LARGE
     return np.concatenate([joined(first), joined(second)])
+
+
+def rare_class(respond: Respond, algorithm: Algorithm, model: Network, n: int, rounds: int) -> np.ndarray:
+    """Rows of a class of which few are drawn, from softmax regression with the classes that there are.
+
+    W = 0, and the bias of the common class 0 is far above: its rows have no gradient, and class 1 tells
+    −Σ_j M_j 1[y_j = 1] (x_j, 1). With one such row in a round's batches, weights over bias are the row.
+    """
+    layer = np.zeros((model.classes, model.features + 1))
+    layer[0, -1] = SATURATED
+    told = np.stack([change(respond, Ask(algorithm, model, t), joined(layer))[1] for t in range(rounds)])
+    return alone(-told, algorithm, model.l2, n)
 
 
 def half_spaces(respond: Respond, algorithm: Algorithm, model: Network, n: int, rounds: int) -> np.ndarray:
@@ -344,7 +373,9 @@ def half_spaces(respond: Respond, algorithm: Algorithm, model: Network, n: int, 
 # Beyond the client's limits.
 
 
-def invented_classes(respond: Respond, n: int, own: int, features: int, parts: int, algorithm: Algorithm):
+def invented_classes(
+    respond: Respond, n: int, own: int, features: int, parts: int, algorithm: Algorithm
+) -> np.ndarray:
     """Rows that have a class to themselves, among as many classes as the cells of a grid.
 
     The logit of cell (i, k, ...) is the sum of a line of each column's `slices`, so that p is 1 at the cell
@@ -385,8 +416,14 @@ def one_row(respond: Respond, model: Network, rounds: int) -> np.ndarray:
 # A curious server: nothing is malicious, neither w nor the settings.
 
 
-def honest_run(respond: Respond, others: Sequence[Respond], algorithm: Algorithm, model: Network, rounds: int):
-    """(w, upload) of each round of a training in which server and clients do as they should."""
+Seen = list[tuple[np.ndarray, np.ndarray]]
+"""w and the client's upload, of each round."""
+
+
+def honest_run(
+    respond: Respond, others: Sequence[Respond], algorithm: Algorithm, model: Network, rounds: int
+) -> Seen:
+    """What a server sees of a client in a training in which server and clients do as they should."""
     w = np.asarray(model.init(jax.random.key(0)).ravel())
     seen = []
     for t in range(rounds):
@@ -396,7 +433,7 @@ def honest_run(respond: Respond, others: Sequence[Respond], algorithm: Algorithm
     return seen
 
 
-def mean_row(seen: Sequence[tuple[np.ndarray, np.ndarray]], model: Network) -> np.ndarray:
+def mean_row(seen: Seen, model: Network) -> np.ndarray:
     """Weights over bias of every unit of every upload: weighted means of rows, if of anything."""
     told = np.concatenate([split(w, model) - split(upload, model) for w, upload in seen])
     return told[:, :-1] / np.where(told[:, -1:] == 0, np.nan, told[:, -1:])
@@ -404,25 +441,23 @@ def mean_row(seen: Sequence[tuple[np.ndarray, np.ndarray]], model: Network) -> n
 
 @record
 class Relaxed(Network):
-    """A network whose labels are numbers: with two classes how much of a row is of class 1."""
+    """A network whose labels are numbers: of a classifier, how much of a row is of each class but the first."""
 
     def losses(self, scores: jax.Array, y: jax.Array) -> jax.Array:
         """ℓ(z, y), linear in y for a classifier."""
         if self.classes == 0:
-            return super().losses(scores, y)
+            return super().losses(scores, y[:, 0])
         log_p = jax.nn.log_softmax(scores, axis=0)
-        return -(1 - y) * log_p[0] - y * log_p[1]
+        return -log_p[0] - jnp.sum(y.T * (log_p[1:] - log_p[0]), axis=0)
 
 
-def inverted(
-    seen: Sequence[tuple[np.ndarray, np.ndarray]], algorithm: Algorithm, model: Network, seed: int, n: int
-) -> np.ndarray:
+def inverted(seen: Seen, algorithm: Algorithm, model: Network, seed: int, n: int) -> np.ndarray:
     """Rows by least squares: those with which the client's own program would have made these uploads.
 
     Minimises Σ_t ‖upload_t(x, y) − upload_t‖² over n rows x and relaxed labels y by Levenberg's and
-    Marquardt's method, from noise. upload_t(x, y) is `client_update` with w_t and with the key that the server
-    takes for the client's; there are as many numbers as unknowns after n (features + 1) / (those of one
-    upload that are independent) rounds.
+    Marquardt's method, from noise. upload_t(x, y) is `client_update` with w_t and with the key that the
+    server takes for the client's. An upload of softmax regression has (C − 1)(d + 1) numbers that do not
+    follow from the others, and a row d + C − 1 that are unknown.
     """
     fields = {name: getattr(model, name) for name in ("features", "classes", "hidden", "l2")}
     relaxed, d = Relaxed(**fields), model.features
@@ -434,10 +469,10 @@ def inverted(
         scale = float(jnp.std(uploads - ws)) / 10
 
         def away(z: jax.Array, t: jax.Array, w: jax.Array, upload: jax.Array) -> jax.Array:
-            rows = z.reshape(n, d + 1)
+            rows = z.reshape(n, -1)
             key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), t), ID)
             problem = Problem(
-                relaxed, rows[:, :d], rows[:, d], zero, jnp.int32(n), zero, t, n, algorithm.batches
+                relaxed, rows[:, :d], rows[:, d:], zero, jnp.int32(n), zero, t, n, algorithm.batches
             )
             return (algorithm.client_update(key, problem, like.like(w), ()).upload.ravel() - upload) / scale
 
@@ -454,9 +489,10 @@ def inverted(
             return jax.vmap(partial(of_round, z))(rounds, ws, uploads).reshape(-1, len(z))
 
         rng = np.random.default_rng(0)
-        first = np.column_stack([0.3 * rng.normal(size=(n, d)), np.full(n, 0.5 if model.classes else 0.0)])
+        labels = np.full((n, max(1, model.classes - 1)), 1 / model.classes if model.classes else 0.0)
+        first = np.hstack([0.3 * rng.normal(size=(n, d)), labels])
         z = marquardt(f, jacobian, first.ravel())
-    return z.reshape(n, d + 1)[:, :d]
+    return z.reshape(n, -1)[:, :d]
 
 
 def marquardt(f: Callable, jacobian: Callable, z: np.ndarray, steps: int = 25) -> np.ndarray:
@@ -478,3 +514,172 @@ def marquardt(f: Callable, jacobian: Callable, z: np.ndarray, steps: int = 25) -
         if done and damping < 1e-3:
             break
     return z
+
+
+# The table.
+
+KNOWN, SECRET = 5, 6
+"""The seed that the server knows, and one that it does not."""
+
+
+class Line(NamedTuple):
+    """A line of the table."""
+
+    setting: str
+    within: bool
+    score: Score
+    rows: int
+    uploads: int
+
+    def __str__(self) -> str:
+        within, (near, exact, guesses) = "yes" if self.within else "no", self.score
+        cells = (self.setting, within, f"{near:,} of {self.rows:,}", exact, guesses, self.uploads)
+        return f"| {' | '.join(c if isinstance(c, str) else f'{c:,}' for c in cells)} |"
+
+
+def beyond_the_limits() -> Iterator[Line]:
+    """Settings that a client refuses by default."""
+    n = 1125
+    rows = patients(n, features=3)
+    for what, algorithm in (
+        ("R = 1, all rows", FedAvg(eta=1e3, R=1, B=0)),
+        ("R = B = 20", FedAvg(eta=20.0)),
+    ):
+        found = invented_classes(victim(rows, SECRET), n, 2, 3, 25, algorithm)
+        yield Line(f"mlr, 15,625 invented classes, {what}", False, score(found, rows), n, 4)
+    found = one_row(victim(rows, SECRET), Network(features=3, classes=2), 1)
+    yield Line("mlr, R = B = 1", False, score(found, rows), n, 1)
+
+
+def batches_known() -> Iterator[Line]:
+    """Linear algebra with batches that the server knows, and the same with batches that it does not."""
+    tiny = 1e-6
+    for what, algorithm, classes, n, uploads in (
+        ("mlr, 2 classes, fedavg, η = 10⁻⁶, w = 0", FedAvg(eta=tiny), 2, 100, 110),
+        ("mlr, 2 classes, pfedme, α = 10⁻⁶, w = 0", PFedMe(alpha=tiny), 2, 100, 110),
+        ("mlr, 3 classes (2 own), fedavg, defaults", FedAvg(), 3, 200, 220),
+        ("mlr, 3 classes (2 own), pfedme, defaults", PFedMe(), 3, 200, 220),
+        ("mlr, 3 classes (2 own), fedavg, defaults", FedAvg(), 3, 1125, 1180),
+        ("mlr, 3 classes (2 own), fedavg, defaults", FedAvg(), 3, 200, 150),
+        ("quantity (ridge), fedavg, η = 10⁻⁶", FedAvg(eta=tiny), 0, 100, 110),
+    ):
+        rows = patients(n, classes=min(classes, 2))
+        model = Network(features=4, classes=classes, l2=0.001)
+        for how, seed in (("known", KNOWN), ("secret", SECRET)):
+            if (how, n) == ("secret", 1125):
+                continue
+            found = linear_system(victim(rows, seed), algorithm, model, KNOWN, n, uploads)
+            yield Line(f"{what}, batches {how}", True, score(found, rows), n, uploads)
+    rows, model = patients(103), Network(features=4, classes=3)
+    cycled = FedAvg(batches="cycled")
+    found = linear_system(victim(rows, SECRET), cycled, model, KNOWN, 103, 115)
+    yield Line("the same, batches secret but `batches = cycled`", True, score(found, rows), 103, 115)
+
+
+def traps() -> Iterator[Line]:
+    """Attacks for which batches may be secret: w alone sees to it that rows are apart."""
+    n = 1125
+    rows = patients(n)
+    client = victim(rows, SECRET)
+
+    def dnn(units: int, classes: int = 2) -> Network:
+        return Network(features=4, classes=classes, hidden=(units,))
+
+    for what, model, algorithm, epsilon, uploads in (
+        ("dnn 100, fedavg, η = 10⁻⁵", dnn(100), FedAvg(eta=1e-5), 1e-3, 1),
+        ("dnn 100, fedavg, η = 10⁻⁵", dnn(100), FedAvg(eta=1e-5), 1e-3, 50),
+        ("dnn 100, fedavg, defaults", dnn(100), FedAvg(), 0.2, 50),
+        ("dnn 20, fedavg, η = 10⁻⁵", dnn(20), FedAvg(eta=1e-5), 1e-3, 1),
+        ("dnn 20, fedavg, η = 10⁻⁵", dnn(20), FedAvg(eta=1e-5), 1e-3, 50),
+        ("dnn 100, pfedme, α = 10⁻⁵", dnn(100), PFedMe(alpha=1e-5), 0.02, 1),
+        ("dnn 100, pfedme, α = 10⁻⁵", dnn(100), PFedMe(alpha=1e-5), 0.02, 50),
+        ("dnn 100, pfedme, defaults", dnn(100), PFedMe(), 1.0, 50),
+        ("dnn 100, fedavg, all rows, R = 5, η = 10⁻⁵", dnn(100), FedAvg(eta=1e-5, R=5, B=0), 0.01, 50),
+    ):
+        found = trapped(client, algorithm, model, n, uploads, epsilon)
+        yield Line(f"{what}, batches secret", True, score(found, rows), n, uploads)
+    for size in (0.03, 0.1, 1.0):
+        found = trapped(noisy(client, size), FedAvg(eta=1e-5), dnn(100), n, 50, 1e-3)
+        what = f"dnn 100, fedavg, η = 10⁻⁵, noise of {size:g} rows at the client"
+        yield Line(f"{what}, batches secret", True, score(found, rows), n, 50)
+    quantities = patients(n, classes=0)
+    found = trapped(victim(quantities, SECRET), FedAvg(eta=1e-9), dnn(100, 0), n, 50, 1e-3)
+    yield Line("dnn 100, quantity, fedavg, η = 10⁻⁹, batches secret", True, score(found, quantities), n, 50)
+
+    ten, two = Network(features=4, classes=10), Network(features=4, classes=2)
+    for what, algorithm, uploads in (
+        ("fedavg, η = 1", FedAvg(eta=1.0), 1),
+        ("fedavg, η = 1", FedAvg(eta=1.0), 50),
+        ("fedavg, η = 1, R = 5, B = 8", FedAvg(eta=1.0, R=5, B=8), 50),
+        ("pfedme, η = λ = α = K = 1", PFedMe(eta=1.0, lam=1.0, alpha=1.0, K=1), 50),
+    ):
+        found = sliced_classes(client, algorithm, ten, n, uploads)
+        yield Line(f"mlr, 10 classes (2 own), {what}, batches secret", True, score(found, rows), n, uploads)
+    for what, B in (("all rows", 0), ("B = 20, batches secret", 20)):
+        found = half_spaces(client, FedAvg(eta=1.0, R=5, B=B), two, n, 50)
+        yield Line(f"mlr, 2 classes, fedavg, η = 1, R = 5, {what}", True, score(found, rows), n, 50)
+    few = patients(n, rare=0.01)
+    for what, algorithm in (("R = B = 20", FedAvg()), ("R = 5, B = 8", FedAvg(R=5, B=8))):
+        found = rare_class(victim(few, SECRET), algorithm, two, n, 50)
+        of = int(few.y.sum())
+        yield Line(
+            f"mlr, 2 classes, one of them rare, fedavg, {what}, batches secret",
+            True,
+            score(found, few),
+            of,
+            50,
+        )
+
+
+def curious() -> Iterator[Line]:
+    """A server that does as it should, and looks at what it gets."""
+    for what, model in (
+        ("mlr, 2 classes", Network(features=4, classes=2, l2=0.001)),
+        ("dnn 100, 2 classes", Network(features=4, classes=2, hidden=(100,))),
+    ):
+        rows = patients(1125)
+        others = [victim(patients(1125, seed=10 + k), KNOWN + 10 + k) for k in range(2)]
+        seen = honest_run(victim(rows, KNOWN), others, FedAvg(), model, 50)
+        yield Line(
+            f"honest w: {what}, fedavg, weights over bias", True, score(mean_row(seen, model), rows), 1125, 50
+        )
+    for what, algorithm, n, uploads in (
+        ("pfedme, defaults", PFedMe(), 75, 100),
+        ("fedavg, defaults", FedAvg(), 200, 250),
+    ):
+        rows, model = patients(n), Network(features=4, classes=2, l2=0.001)
+        others = [victim(patients(n, seed=10 + k), KNOWN + 10 + k) for k in range(2)]
+        for how, seed in (("known", KNOWN), ("secret", SECRET)):
+            if (how, n) == ("secret", 200):
+                continue
+            seen = honest_run(victim(rows, seed), others, algorithm, model, uploads)
+            found = inverted(seen, algorithm, model, KNOWN, n)
+            setting = f"honest w: mlr, 2 classes, {what}, least squares, batches {how}"
+            yield Line(setting, True, score(found, rows), n, uploads)
+
+
+def by_chance() -> Iterator[Line]:
+    """Guesses from what the agreement tells, with no upload at all."""
+    rows = patients(1125)
+    guesses = np.random.default_rng(2).normal(size=(2000, 4))
+    yield Line("guesses from means and spreads", True, score(guesses, rows), 1125, 0)
+
+
+def main() -> None:
+    """Prints the table."""
+    print("| setting | within the default limits? | rows within 0.05 | within 0.001 | guesses | uploads |")
+    print("|---|---|---|---|---|---|")
+    parts: Iterable[Callable[[], Iterator[Line]]] = (
+        by_chance,
+        beyond_the_limits,
+        batches_known,
+        traps,
+        curious,
+    )
+    for part in parts:
+        for line in part():
+            print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()
