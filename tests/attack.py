@@ -17,7 +17,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy.spatial import cKDTree
+from scipy.spatial import KDTree
 from scipy.stats import norm
 
 from pfedme.algorithms import Algorithm, FedAvg, PerFedAvg, PFedMe
@@ -132,7 +132,7 @@ def score(guesses: np.ndarray, rows: Rows) -> Score:
     guesses = guesses[np.isfinite(guesses).all(axis=1)]
     if not len(guesses):
         return Score(0, 0, 0)
-    away, which = cKDTree(rows.x).query(guesses, p=np.inf)
+    away, which = map(np.asarray, KDTree(rows.x).query(guesses, p=np.inf))
     near, exact = (len(np.unique(which[away <= within])) for within in (0.05, 0.001))
     return Score(near, exact, len(guesses))
 
@@ -308,35 +308,44 @@ def sliced_classes(
     return np.concatenate(look.found)
 
 
+class Trap(NamedTuple):
+    """How the thresholds of `trapped` are laid."""
+
+    epsilon: float
+    """ε: small, it keeps the second layer as it is, and large the thresholds; small steps allow for both."""
+    lever: float = 1.0
+    """ℓ: long, it lifts rows above any noise that does not come with a bound on the gradients of rows."""
+    lead: float = SATURATED
+    """How far the bias of class s is above the others."""
+
+    def w(self, model: Network, v: np.ndarray, edges: np.ndarray, s: int) -> np.ndarray:
+        """The parameters of a model with one hidden layer."""
+        first = self.epsilon * np.column_stack([np.tile(v, (len(edges), 1)), -edges])
+        second = np.zeros((model.outputs, len(edges) + 1))
+        second[s] = self.lever
+        second[s, -1] = self.lead if model.classes else LARGE
+        return np.concatenate([joined(first), joined(second)])
+
+
 def trapped(
-    respond: Respond, algorithm: Algorithm, model: Network, n: int, rounds: int, epsilon: float
+    respond: Respond, algorithm: Algorithm, model: Network, n: int, rounds: int, trap: Trap
 ) -> np.ndarray:
     """Rows that are alone between the thresholds of two neighbouring hidden units.
 
-    Unit k is relu(ε (v·x − t_k)), and leads with weight 1 to a class s whose bias is far above: rows of s
-    have no gradient, any other row has the gradient (x_j, 1) in every unit whose threshold it exceeds. Unit k
-    less unit k + 1 is Σ_(t_k < v·x_j < t_(k+1)) (x_j, 1). Small ε keeps the second layer as it is, large ε
-    the thresholds; small steps allow for both. The classes take turns to be s. In a regression the bias of
-    the output is β, so large that the gradient of all rows is about β (x_j, 1).
+    Unit k is relu(ε (v·x − t_k)), and leads with weight ℓ to a class s whose bias is far above: rows of s
+    have no gradient, any other row has ℓ (x_j, 1) in every unit whose threshold it exceeds. Unit k less unit
+    k + 1 is ℓ Σ_(t_k < v·x_j < t_(k+1)) (x_j, 1). The classes take turns to be s. In a regression the bias of
+    the output is β, so large that the gradient of all rows is about β ℓ (x_j, 1).
     """
     units, look = model.hidden[0], Directions(model.features, 0)
     mass = min(0.98, units * max(1, model.classes) / drawn_rows(algorithm, n))
     for t in range(rounds):
         v, edges = look.next(units, mass)
-        w = trap(model, v, edges, epsilon, t % model.outputs)
-        told = change(respond, Ask(algorithm, model, t), w) / (1 if model.classes else LARGE)
+        w = trap.w(model, v, edges, t % model.outputs)
+        told = change(respond, Ask(algorithm, model, t), w) / (trap.lever * (1 if model.classes else LARGE))
         told = told - np.vstack([told[1:], np.zeros(model.features + 1)])
         look.found.append(alone(told, algorithm, model.l2, n))
     return np.concatenate(look.found)
-
-
-def trap(model: Network, v: np.ndarray, edges: np.ndarray, epsilon: float, s: int) -> np.ndarray:
-    """w of `trapped`."""
-    first = epsilon * np.column_stack([np.tile(v, (len(edges), 1)), -edges])
-    second = np.zeros((model.outputs, len(edges) + 1))
-    second[s] = 1
-    second[s, -1] = SATURATED if model.classes else LARGE
-    return np.concatenate([joined(first), joined(second)])
 
 
 def rare_class(respond: Respond, algorithm: Algorithm, model: Network, n: int, rounds: int) -> np.ndarray:
@@ -441,7 +450,7 @@ def mean_row(seen: Seen, model: Network) -> np.ndarray:
 
 @record
 class Relaxed(Network):
-    """A network whose labels are numbers: of a classifier, how much of a row is of each class but the first."""
+    """A network whose labels are numbers: of a classifier, how far a row is of each class but the first."""
 
     def losses(self, scores: jax.Array, y: jax.Array) -> jax.Array:
         """ℓ(z, y), linear in y for a classifier."""
@@ -585,25 +594,27 @@ def traps() -> Iterator[Line]:
     def dnn(units: int, classes: int = 2) -> Network:
         return Network(features=4, classes=classes, hidden=(units,))
 
-    for what, model, algorithm, epsilon, uploads in (
-        ("dnn 100, fedavg, η = 10⁻⁵", dnn(100), FedAvg(eta=1e-5), 1e-3, 1),
-        ("dnn 100, fedavg, η = 10⁻⁵", dnn(100), FedAvg(eta=1e-5), 1e-3, 50),
-        ("dnn 100, fedavg, defaults", dnn(100), FedAvg(), 0.2, 50),
-        ("dnn 20, fedavg, η = 10⁻⁵", dnn(20), FedAvg(eta=1e-5), 1e-3, 1),
-        ("dnn 20, fedavg, η = 10⁻⁵", dnn(20), FedAvg(eta=1e-5), 1e-3, 50),
-        ("dnn 100, pfedme, α = 10⁻⁵", dnn(100), PFedMe(alpha=1e-5), 0.02, 1),
-        ("dnn 100, pfedme, α = 10⁻⁵", dnn(100), PFedMe(alpha=1e-5), 0.02, 50),
-        ("dnn 100, pfedme, defaults", dnn(100), PFedMe(), 1.0, 50),
-        ("dnn 100, fedavg, all rows, R = 5, η = 10⁻⁵", dnn(100), FedAvg(eta=1e-5, R=5, B=0), 0.01, 50),
+    for what, model, algorithm, trap, uploads in (
+        ("dnn 100, fedavg, η = 10⁻⁵", dnn(100), FedAvg(eta=1e-5), Trap(1e-3), 1),
+        ("dnn 100, fedavg, η = 10⁻⁵", dnn(100), FedAvg(eta=1e-5), Trap(1e-3), 50),
+        ("dnn 100, fedavg, η = 10⁻⁵, |w| ≤ 5", dnn(100), FedAvg(eta=1e-5), Trap(1e-3, lead=5.0), 50),
+        ("dnn 100, fedavg, defaults", dnn(100), FedAvg(), Trap(0.2), 50),
+        ("dnn 20, fedavg, η = 10⁻⁵", dnn(20), FedAvg(eta=1e-5), Trap(1e-3), 1),
+        ("dnn 20, fedavg, η = 10⁻⁵", dnn(20), FedAvg(eta=1e-5), Trap(1e-3), 50),
+        ("dnn 100, pfedme, α = 10⁻⁵", dnn(100), PFedMe(alpha=1e-5), Trap(0.02), 1),
+        ("dnn 100, pfedme, α = 10⁻⁵", dnn(100), PFedMe(alpha=1e-5), Trap(0.02), 50),
+        ("dnn 100, pfedme, defaults", dnn(100), PFedMe(), Trap(1.0), 50),
+        ("dnn 100, fedavg, all rows, R = 5, η = 10⁻⁵", dnn(100), FedAvg(eta=1e-5, R=5, B=0), Trap(0.01), 50),
     ):
-        found = trapped(client, algorithm, model, n, uploads, epsilon)
+        found = trapped(client, algorithm, model, n, uploads, trap)
         yield Line(f"{what}, batches secret", True, score(found, rows), n, uploads)
-    for size in (0.03, 0.1, 1.0):
-        found = trapped(noisy(client, size), FedAvg(eta=1e-5), dnn(100), n, 50, 1e-3)
-        what = f"dnn 100, fedavg, η = 10⁻⁵, noise of {size:g} rows at the client"
+    for size, eta, lever in ((0.03, 1e-5, 1), (0.1, 1e-5, 1), (1.0, 1e-5, 1), (1.0, 1e-8, 100)):
+        found = trapped(noisy(client, size), FedAvg(eta=eta), dnn(100), n, 50, Trap(100 * eta * lever, lever))
+        what = f"dnn 100, fedavg, noise of {size:g} rows at the client"
+        what += f" but ℓ = {lever}" if lever > 1 else ""
         yield Line(f"{what}, batches secret", True, score(found, rows), n, 50)
     quantities = patients(n, classes=0)
-    found = trapped(victim(quantities, SECRET), FedAvg(eta=1e-9), dnn(100, 0), n, 50, 1e-3)
+    found = trapped(victim(quantities, SECRET), FedAvg(eta=1e-9), dnn(100, 0), n, 50, Trap(1e-3))
     yield Line("dnn 100, quantity, fedavg, η = 10⁻⁹, batches secret", True, score(found, quantities), n, 50)
 
     ten, two = Network(features=4, classes=10), Network(features=4, classes=2)
@@ -643,18 +654,20 @@ def curious() -> Iterator[Line]:
         yield Line(
             f"honest w: {what}, fedavg, weights over bias", True, score(mean_row(seen, model), rows), 1125, 50
         )
-    for what, algorithm, n, uploads in (
-        ("pfedme, defaults", PFedMe(), 75, 100),
-        ("fedavg, defaults", FedAvg(), 200, 250),
+    for algorithm, classes, n, uploads, secrets in (
+        (PFedMe(), 2, 75, 100, (KNOWN, SECRET)),
+        (FedAvg(), 2, 200, 250, (KNOWN,)),
+        (FedAvg(), 10, 100, 50, (KNOWN, SECRET)),
     ):
-        rows, model = patients(n), Network(features=4, classes=2, l2=0.001)
-        others = [victim(patients(n, seed=10 + k), KNOWN + 10 + k) for k in range(2)]
-        for how, seed in (("known", KNOWN), ("secret", SECRET)):
-            if (how, n) == ("secret", 200):
-                continue
+        rows, model = patients(n, classes=classes), Network(features=4, classes=classes, l2=0.001)
+        others = [victim(patients(n, classes=classes, seed=10 + k), KNOWN + 10 + k) for k in range(2)]
+        for seed in secrets:
             seen = honest_run(victim(rows, seed), others, algorithm, model, uploads)
             found = inverted(seen, algorithm, model, KNOWN, n)
-            setting = f"honest w: mlr, 2 classes, {what}, least squares, batches {how}"
+            how = "known" if seed == KNOWN else "secret"
+            setting = (
+                f"honest w: mlr, {classes} classes, {algorithm.name}, defaults, least squares, batches {how}"
+            )
             yield Line(setting, True, score(found, rows), n, uploads)
 
 
