@@ -1,0 +1,710 @@
+"""What a malicious, or merely curious, server can read out of a client's uploads: attacks on our own client.
+
+Every attack chooses w (and, beyond the client's limits, settings) and reads rows out of what comes back. It
+reaches the client through a function `respond(ask, w)` alone, and sees no row otherwise. It may know what a
+server knows: how many training rows there are, and that columns are standardised.
+
+`python tests/attack.py` prints the table of what was recovered.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy.spatial import KDTree
+from scipy.stats import norm
+
+from pfedme.algorithms import Algorithm, FedAvg, PerFedAvg, PFedMe
+from pfedme.federation import Federation
+from pfedme.models import Network
+from pfedme.problem import Problem
+from pfedme.simulate import Simulation
+from pfedme.tree import Params, record
+
+ID = 7
+"""The client's id, which the server hands out."""
+SATURATED = 60.0
+"""A lead in logits after which softmax is 0 or 1 in float32, and stays so whatever R steps do."""
+LARGE = 1e4
+"""A bias beside which standardised labels do not count."""
+
+
+class Ask(NamedTuple):
+    """What a server asks for beside w."""
+
+    algorithm: Algorithm
+    model: Network
+    round: int = 0
+
+
+Respond = Callable[[Ask, np.ndarray], np.ndarray]
+"""A client: the upload with which it answers w."""
+
+
+class Rows(NamedTuple):
+    """Training rows, standardised, and their labels."""
+
+    x: np.ndarray
+    y: np.ndarray
+
+
+# The client under attack, and the score.
+
+
+def victim(rows: Rows, seed: int) -> Respond:
+    """A client with these training rows that draws its batches from (seed, round, id), as `Client` does.
+
+    A seed that the server does not know stands for batches drawn from a secret of the client's own. That
+    an attack fails then says nothing of attacks that do without the batches, for which see `traps`.
+    """
+    one = np.ones(1, np.int64)
+    simulations: dict[tuple[Algorithm, Network], Simulation] = {}
+
+    def respond(ask: Ask, w: np.ndarray) -> np.ndarray:
+        key = ask.algorithm, ask.model
+        if key not in simulations:
+            simulations.clear()
+            federation = Federation(
+                x=rows.x, y=rows.y, n_train=len(rows.x) * one, n_test=0 * one, classes=ask.model.classes,
+                ids=np.array([ID], np.uint32),
+            )  # fmt: skip
+            simulations[key] = Simulation(*key, federation, cohort=1, seed=seed)
+        simulation = simulations[key]
+        start = simulation.start(layout(ask.model).like(jnp.asarray(w, jnp.float32)))
+        update = simulation.update(start._replace(t=ask.round), np.zeros(1, int))
+        return np.asarray(update.upload.ravel(1)[0])
+
+    return respond
+
+
+def noisy(respond: Respond, size: float) -> Respond:
+    """A client that adds noise to its uploads: normal, `size` times what a row drawn once adds to a bias."""
+    rng = np.random.default_rng(1)
+
+    def answer(ask: Ask, w: np.ndarray) -> np.ndarray:
+        one = effects(ask.algorithm, ask.model.l2)[1].mean() / ask.algorithm.B
+        return respond(ask, w) + (size * one * rng.normal(size=w.shape)).astype(np.float32)
+
+    return answer
+
+
+def layout(model: Network) -> Params:
+    """The layers of a model, without numbers."""
+    return jax.eval_shape(model.init, jax.random.key(0))
+
+
+def patients(n: int, *, features: int = 4, classes: int = 2, seed: int = 0, rare: float = 0.5) -> Rows:
+    """Synthetic training rows: numbers that depend on each other, standardised, some of them skewed.
+
+    The label is a class by a linear risk with noise, or with 0 classes the risk itself; of two classes the
+    share `rare` is of class 1.
+    """
+    rng = np.random.default_rng(seed)
+    z = rng.normal(size=(n, features)) @ (np.eye(features) + 0.4 * rng.normal(size=(features, features)))
+    z[:, ::2] = np.exp(0.4 * z[:, ::2])
+    x = ((z - z.mean(0)) / z.std(0)).astype(np.float32)
+    risk = x @ rng.normal(size=features) + rng.normal(size=n)
+    if classes == 0:
+        return Rows(x, ((risk - risk.mean()) / risk.std()).astype(np.float32))
+    edges = np.quantile(risk, [1 - rare] if classes == 2 else np.arange(1, classes) / classes)
+    return Rows(x, np.searchsorted(edges, risk).astype(np.int32))
+
+
+class Score(NamedTuple):
+    """How many true rows were recovered, each counted once, and how many guesses that took."""
+
+    near: int
+    """All features within 0.05 standard deviations."""
+    exact: int
+    """Within 0.001."""
+    guesses: int
+    """All of them; a row that is found in several rounds is guessed several times."""
+
+
+def score(guesses: np.ndarray, rows: Rows) -> Score:
+    """Compares guesses with the true rows."""
+    guesses = guesses[np.isfinite(guesses).all(axis=1)]
+    if not len(guesses):
+        return Score(0, 0, 0)
+    away, which = map(np.asarray, KDTree(rows.x).query(guesses, p=np.inf))
+    near, exact = (len(np.unique(which[away <= within])) for within in (0.05, 0.001))
+    return Score(near, exact, len(guesses))
+
+
+# What a server knows about how an upload comes about.
+
+
+def drawn(algorithm: Algorithm, seed: int, n: int, rounds: Sequence[int]) -> np.ndarray:
+    """Which rows a client's steps use, rounds × R × B: a function of seed, round, id and how many rows n."""
+    zero, count = jnp.int32(0), jnp.int32(n)
+    several = isinstance(algorithm, PerFedAvg)
+    shape = (algorithm.R + 1, 3, algorithm.B) if several else (algorithm.R, algorithm.B)
+
+    def of_round(t: jax.Array) -> jax.Array:
+        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), t), ID)
+        none = jnp.zeros(0)
+        problem = Problem(Network(features=1), none, none, zero, count, zero, t, n, algorithm.batches)
+        rows = problem.draw(key, *shape)
+        return rows[:-1, 1] if several else rows
+
+    return np.asarray(jax.vmap(of_round)(jnp.asarray(rounds, jnp.uint32)))
+
+
+def effects(algorithm: Algorithm, l2: float) -> tuple[float, np.ndarray]:
+    """(k, a) of w_R = k w − Σ_r a_r g_r, where g_r, the gradient of step r, depends on its batch alone.
+
+    FedAvg: a_r = η (1 − η l2)^(R−1−r) and k = (1 − η l2)^R. pFedMe: by its recursion for w and θ, which is
+    linear then.
+    """
+    one = np.eye(algorithm.R + 1)
+    w = theta = one[-1]
+    for r in range(algorithm.R):
+        if isinstance(algorithm, PFedMe):
+            for _ in range(algorithm.K):
+                theta = theta - algorithm.alpha * (one[r] + l2 * theta + algorithm.lam * (theta - w))
+            w = w - algorithm.eta * algorithm.lam * (w - theta)
+        else:
+            w = w - algorithm.eta * (one[r] + l2 * w)
+    return w[-1], -w[:-1]
+
+
+def shares(algorithm: Algorithm, l2: float, seed: int, n: int, rounds: Sequence[int]) -> np.ndarray:
+    """M, rounds × n: how much row j weighs in the upload of round t, M_tj = Σ_r a_r #(j in batch r) / B."""
+    a = effects(algorithm, l2)[1]
+    rows = drawn(algorithm, seed, n, rounds)
+    flat = rows.reshape(len(rows), -1) + n * np.arange(len(rows))[:, None]
+    weight = np.broadcast_to(a[:, None] / rows.shape[2], rows.shape).ravel()
+    return np.bincount(flat.ravel(), weight, minlength=n * len(rows)).reshape(len(rows), n)
+
+
+# Mini-batches that the server knows: linear algebra.
+
+
+def linear_system(
+    respond: Respond, algorithm: Algorithm, model: Network, seed: int, n: int, rounds: int
+) -> np.ndarray:
+    """Rows by linear algebra from uploads that sum over all of a round's rows, with no layer to trap them.
+
+    In softmax regression with W = 0 and b at a class s that nobody has far above the others, p is the s-th
+    unit vector for every row and at every step, and class c ≠ s tells Σ_j M_tj 1[y_j = c] (x_j, 1). With two
+    classes w = 0 does: p = ½, and class 1 tells Σ_j M_tj (½ − 1[y_j = 1]) (x_j, 1), up to O(η R). In ridge
+    regression W = 0 and b = β, very large, tells Σ_j M_tj (β − y_j) (x_j, 1), up to O(η R).
+    M is known, so that M U = D has one solution U as soon as there are n rounds.
+    """
+    start = np.zeros((model.outputs, model.features + 1))
+    if model.classes == 0:
+        start[:, -1] = 100 * LARGE
+    elif model.classes > 2:
+        start[-1, -1] = SATURATED
+    asks = [Ask(algorithm, model, t) for t in range(rounds)]
+    told = np.stack([change(respond, ask, joined(start)) for ask in asks])
+    M = shares(algorithm, model.l2, seed, n, range(rounds))
+    if model.classes == 0:
+        return np.linalg.lstsq(M, told[:, 0, :-1] / start[0, -1], rcond=None)[0]
+    if model.classes == 2:
+        U = np.linalg.lstsq(M, told[:, 1], rcond=None)[0]
+        return U[:, :-1] / np.where(np.abs(U[:, -1:]) > 0.1, U[:, -1:], np.nan)
+    return -np.linalg.lstsq(M, told[:, :-1, :-1].sum(axis=1), rcond=None)[0]
+
+
+def change(respond: Respond, ask: Ask, w: np.ndarray) -> np.ndarray:
+    """How far the first layer is from what it would be without any row, k w − w_R: units × (features + 1)."""
+    kept = effects(ask.algorithm, ask.model.l2)[0]
+    return kept * split(w, ask.model) - split(respond(ask, w), ask.model)
+
+
+def joined(layer: np.ndarray) -> np.ndarray:
+    """A layer (W, b), with b as its last column, in the order of `Params.ravel`."""
+    return np.concatenate([layer[:, :-1].ravel(), layer[:, -1]]).astype(np.float32)
+
+
+def split(vector: np.ndarray, model: Network) -> np.ndarray:
+    """The inverse of `joined` for a model's first layer."""
+    units = model.hidden[0] if model.hidden else model.outputs
+    size = units * model.features
+    W, b = vector[:size].reshape(units, -1), vector[size : size + units]
+    return np.column_stack([W, b]).astype(np.float64)
+
+
+# Traps: units, or classes, that react to few rows each.
+
+
+def slices(v: np.ndarray, edges: np.ndarray, sharp: float) -> np.ndarray:
+    """A layer whose largest output tells between which edges v·x lies: lines that cross at the edges.
+
+    Line i is sharp (i v·x − Σ_(k<i) edge_k), up to what all have in common, so that i wins where
+    edge_(i−1) < v·x < edge_i.
+    """
+    place = np.arange(len(edges) + 1) - len(edges) / 2
+    offset = np.concatenate([[0.0], np.cumsum(edges)])
+    return sharp * np.column_stack([np.outer(place, v), offset.mean() - offset])
+
+
+def alone(told: np.ndarray, algorithm: Algorithm, l2: float, n: int) -> np.ndarray:
+    """The rows x_j among sums Σ_j M_j (x_j, 1), a sum a line, that are of one row drawn once.
+
+    What belongs to x is divided by that of the a_r/B (or of a full batch by Σ_r a_r/n) to which the last
+    number comes nearest; sums for which none is near are of no row, or of several.
+    """
+    a = effects(algorithm, l2)[1]
+    one = a / algorithm.B if algorithm.B else np.array([a.sum() / n])
+    off = np.abs(told[:, -1:] / one - 1)
+    near = off.min(axis=1) < 0.25
+    return told[near, :-1] / one[off.argmin(axis=1)][near, None]
+
+
+class Directions:
+    """Where to look in each round: a direction, and edges between which few drawn rows are to be expected.
+
+    Columns are standardised, so that v·x is taken to be normal at first; as soon as there are rows, their
+    quantiles are used.
+    """
+
+    def __init__(self, features: int, seed: int) -> None:
+        self.rng, self.features = np.random.default_rng(seed), features
+        self.found: list[np.ndarray] = []
+
+    def next(self, edges: int, mass: float) -> tuple[np.ndarray, np.ndarray]:
+        """A random unit vector v, and edges with the share `mass` of all rows between the first and last."""
+        v = self.rng.normal(size=self.features)
+        v /= np.linalg.norm(v)
+        first = self.rng.uniform(0, 1 - mass)
+        levels = np.clip(np.linspace(first, first + mass, edges), 1e-4, 1 - 1e-4)
+        known = np.concatenate([np.zeros((0, self.features)), *self.found]) @ v
+        if len(known) < 50:
+            return v, norm.ppf(levels)
+        smooth = known[:, None] + 0.15 * norm.ppf((np.arange(9) + 0.5) / 9)
+        return v, np.quantile(smooth, levels)
+
+
+def drawn_rows(algorithm: Algorithm, n: int) -> float:
+    """How many different rows a round draws, on average: n (1 − (1 − 1/n)^(R B))."""
+    return n * (1 - (1 - 1 / n) ** (algorithm.R * algorithm.B)) if algorithm.B else n
+
+
+def sliced_classes(
+    respond: Respond, algorithm: Algorithm, model: Network, n: int, rounds: int, own: int = 2
+) -> np.ndarray:
+    """Rows that are alone between two hyperplanes, from softmax regression with classes that nobody has.
+
+    `slices` gives the bulk of the rows to the client's `own` classes on both sides, and a thin slice to each
+    other class c. Its gradient is Σ_j in c (x_j, 1): with one row there, weights over bias are the row.
+    """
+    look, order = Directions(model.features, 0), [0, *range(own, model.classes), 1]
+    thin = model.classes - own
+    mass = min(0.9, thin / drawn_rows(algorithm, n))
+    for t in range(rounds):
+        v, edges = look.next(thin + 1, mass)
+        layer = np.zeros((model.classes, model.features + 1))
+        layer[order] = slices(v, edges, 20 / np.diff(edges).min().clip(5e-3))
+        told = change(respond, Ask(algorithm, model, t), joined(layer))[own:]
+        look.found.append(alone(told, algorithm, model.l2, n))
+    return np.concatenate(look.found)
+
+
+class Trap(NamedTuple):
+    """How the thresholds of `trapped` are laid."""
+
+    epsilon: float
+    """ε: small, it keeps the second layer as it is, and large the thresholds; small steps allow for both."""
+    lever: float = 1.0
+    """ℓ: long, it lifts rows above any noise that does not come with a bound on the gradients of rows."""
+    lead: float = SATURATED
+    """How far the bias of class s is above the others."""
+
+    def w(self, model: Network, v: np.ndarray, edges: np.ndarray, s: int) -> np.ndarray:
+        """The parameters of a model with one hidden layer."""
+        first = self.epsilon * np.column_stack([np.tile(v, (len(edges), 1)), -edges])
+        second = np.zeros((model.outputs, len(edges) + 1))
+        second[s] = self.lever
+        second[s, -1] = self.lead if model.classes else LARGE
+        return np.concatenate([joined(first), joined(second)])
+
+
+def trapped(
+    respond: Respond, algorithm: Algorithm, model: Network, n: int, rounds: int, trap: Trap
+) -> np.ndarray:
+    """Rows that are alone between the thresholds of two neighbouring hidden units.
+
+    Unit k is relu(ε (v·x − t_k)), and leads with weight ℓ to a class s whose bias is far above: rows of s
+    have no gradient, any other row has ℓ (x_j, 1) in every unit whose threshold it exceeds. Unit k less unit
+    k + 1 is ℓ Σ_(t_k < v·x_j < t_(k+1)) (x_j, 1). The classes take turns to be s. In a regression the bias of
+    the output is β, so large that the gradient of all rows is about β ℓ (x_j, 1).
+    """
+    units, look = model.hidden[0], Directions(model.features, 0)
+    mass = min(0.98, units * max(1, model.classes) / drawn_rows(algorithm, n))
+    for t in range(rounds):
+        v, edges = look.next(units, mass)
+        w = trap.w(model, v, edges, t % model.outputs)
+        told = change(respond, Ask(algorithm, model, t), w) / (trap.lever * (1 if model.classes else LARGE))
+        told = told - np.vstack([told[1:], np.zeros(model.features + 1)])
+        look.found.append(alone(told, algorithm, model.l2, n))
+    return np.concatenate(look.found)
+
+
+def rare_class(respond: Respond, algorithm: Algorithm, model: Network, n: int, rounds: int) -> np.ndarray:
+    """Rows of a class of which few are drawn, from softmax regression with the classes that there are.
+
+    W = 0, and the bias of the common class 0 is far above: its rows have no gradient, and class 1 tells
+    −Σ_j M_j 1[y_j = 1] (x_j, 1). With one such row in a round's batches, weights over bias are the row.
+    """
+    layer = np.zeros((model.classes, model.features + 1))
+    layer[0, -1] = SATURATED
+    told = np.stack([change(respond, Ask(algorithm, model, t), joined(layer))[1] for t in range(rounds)])
+    return alone(-told, algorithm, model.l2, n)
+
+
+def half_spaces(respond: Respond, algorithm: Algorithm, model: Network, n: int, rounds: int) -> np.ndarray:
+    """Rows from full batches of softmax regression with two classes, one threshold a round.
+
+    Class 1 tells Σ_j (1[v·x_j > t] − y_j) (x_j, 1). Two rounds differ by Σ_(t < v·x_j < t') (x_j, 1), and
+    thresholds that lie close leave one row between them. Along v, where W is large and rounded, the
+    threshold is taken for the row's own number.
+    """
+    v = np.eye(model.features)[1]
+    edges = norm.ppf(0.5 + np.arange(rounds) / n)
+    sums = []
+    for t, edge in enumerate(edges):
+        layer = slices(v, np.array([edge]), 20 / np.diff(edges).min())
+        sums.append(change(respond, Ask(algorithm, model, t), joined(layer))[1])
+    told = np.array(sums)
+    told = told[:-1] - told[1:]
+    told[:, 1] = told[:, -1] * edges[1:]
+    return alone(told, algorithm, model.l2, n)
+
+
+# Beyond the client's limits.
+
+
+def invented_classes(
+    respond: Respond, n: int, own: int, features: int, parts: int, algorithm: Algorithm
+) -> np.ndarray:
+    """Rows that have a class to themselves, among as many classes as the cells of a grid.
+
+    The logit of cell (i, k, ...) is the sum of a line of each column's `slices`, so that p is 1 at the cell
+    in which a row lies and 0 elsewhere, and cell c tells Σ_j in c (x_j, 1): with one row there, weights over
+    bias are the row. One upload for each column, with a class for each of 200 slices, tells its quantiles.
+    """
+    model = Network(features=features, classes=own + 201)
+    all_rows = FedAvg(eta=1e3, R=1, B=0)
+    fine, lines = np.linspace(-4, 8, 200), []
+    for column in np.eye(features):
+        layer = _behind(slices(column, fine, 300.0), own)
+        count = change(respond, Ask(all_rows, model), joined(layer))[own:, -1].clip(0)
+        edges = np.interp(np.arange(1, parts) / parts, np.cumsum(count)[:-1] / count.sum(), fine)
+        lines.append(slices(column, edges, 1e3))
+    grid = np.array([sum(cell) for cell in itertools.product(*lines)])
+    model = Network(features=features, classes=own + len(grid))
+    told = change(respond, Ask(algorithm, model), joined(_behind(grid, own)))[own:]
+    told = told[told[:, -1] > 0.4 * algorithm.eta / (algorithm.B or n)]
+    return told[:, :-1] / told[:, -1:]
+
+
+def _behind(layer: np.ndarray, own: int) -> np.ndarray:
+    """A layer with the client's own classes before its classes, where no row ever gets to."""
+    first = np.zeros((own, layer.shape[1]))
+    first[:, -1] = -1e9
+    return np.vstack([first, layer])
+
+
+def one_row(respond: Respond, model: Network, rounds: int) -> np.ndarray:
+    """The row of an upload with R = B = 1: weights over bias of any class, (p − y) x / (p − y)."""
+    asks = [Ask(FedAvg(R=1, B=1), model, t) for t in range(rounds)]
+    told = np.stack(
+        [change(respond, ask, joined(np.zeros((model.outputs, model.features + 1))))[0] for ask in asks]
+    )
+    return told[:, :-1] / told[:, -1:]
+
+
+# A curious server: nothing is malicious, neither w nor the settings.
+
+
+Seen = list[tuple[np.ndarray, np.ndarray]]
+"""w and the client's upload, of each round."""
+
+
+def honest_run(
+    respond: Respond, others: Sequence[Respond], algorithm: Algorithm, model: Network, rounds: int
+) -> Seen:
+    """What a server sees of a client in a training in which server and clients do as they should."""
+    w = np.asarray(model.init(jax.random.key(0)).ravel())
+    seen = []
+    for t in range(rounds):
+        uploads = [client(Ask(algorithm, model, t), w) for client in (respond, *others)]
+        seen.append((w, uploads[0]))
+        w = np.mean(uploads, axis=0)
+    return seen
+
+
+def mean_row(seen: Seen, model: Network) -> np.ndarray:
+    """Weights over bias of every unit of every upload: weighted means of rows, if of anything."""
+    told = np.concatenate([split(w, model) - split(upload, model) for w, upload in seen])
+    return told[:, :-1] / np.where(told[:, -1:] == 0, np.nan, told[:, -1:])
+
+
+@record
+class Relaxed(Network):
+    """A network whose labels are numbers: of a classifier, how far a row is of each class but the first."""
+
+    def losses(self, scores: jax.Array, y: jax.Array) -> jax.Array:
+        """ℓ(z, y), linear in y for a classifier."""
+        if self.classes == 0:
+            return super().losses(scores, y[:, 0])
+        log_p = jax.nn.log_softmax(scores, axis=0)
+        return -log_p[0] - jnp.sum(y.T * (log_p[1:] - log_p[0]), axis=0)
+
+
+def inverted(seen: Seen, algorithm: Algorithm, model: Network, seed: int, n: int) -> np.ndarray:
+    """Rows by least squares: those with which the client's own program would have made these uploads.
+
+    Minimises Σ_t ‖upload_t(x, y) − upload_t‖² over n rows x and relaxed labels y by Levenberg's and
+    Marquardt's method, from noise. upload_t(x, y) is `client_update` with w_t and with the key that the
+    server takes for the client's. An upload of softmax regression has (C − 1)(d + 1) numbers that do not
+    follow from the others, and a row d + C − 1 that are unknown.
+    """
+    fields = {name: getattr(model, name) for name in ("features", "classes", "hidden", "l2")}
+    relaxed, d = Relaxed(**fields), model.features
+    with jax.enable_x64(True):
+        like = layout(model)
+        ws, uploads = (jnp.asarray(np.array(a, np.float64)) for a in zip(*seen, strict=True))
+        zero = jnp.int32(0)
+
+        scale = float(jnp.std(uploads - ws)) / 10
+
+        def away(z: jax.Array, t: jax.Array, w: jax.Array, upload: jax.Array) -> jax.Array:
+            rows = z.reshape(n, -1)
+            key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), t), ID)
+            problem = Problem(
+                relaxed, rows[:, :d], rows[:, d:], zero, jnp.int32(n), zero, t, n, algorithm.batches
+            )
+            return (algorithm.client_update(key, problem, like.like(w), ()).upload.ravel() - upload) / scale
+
+        rounds = jnp.arange(len(ws), dtype=jnp.uint32)
+
+        @jax.jit
+        def f(z: jax.Array) -> jax.Array:
+            return jax.vmap(partial(away, z))(rounds, ws, uploads).ravel()
+
+        @jax.jit
+        def jacobian(z: jax.Array) -> jax.Array:
+            # Backwards: an upload has fewer numbers than the rows.
+            of_round = jax.jacrev(away)
+            return jax.vmap(partial(of_round, z))(rounds, ws, uploads).reshape(-1, len(z))
+
+        rng = np.random.default_rng(0)
+        labels = np.full((n, max(1, model.classes - 1)), 1 / model.classes if model.classes else 0.0)
+        first = np.hstack([0.3 * rng.normal(size=(n, d)), labels])
+        z = marquardt(f, jacobian, first.ravel())
+    return z.reshape(n, -1)[:, :d]
+
+
+def marquardt(f: Callable, jacobian: Callable, z: np.ndarray, steps: int = 25) -> np.ndarray:
+    """argmin ‖f(z)‖² by steps −(JᵀJ + μ I)⁻¹ Jᵀ f, with μ smaller after a good step, larger after a bad."""
+    damping, r = 1.0, np.asarray(f(z))
+    for _ in range(steps):
+        J = np.asarray(jacobian(z))
+        H, g = J.T @ J, J.T @ r
+        while damping < 1e8:
+            there = z - np.linalg.solve(H + damping * np.eye(len(z)), g)
+            r_there = np.asarray(f(there))
+            if r_there @ r_there < r @ r:
+                break
+            damping *= 4
+        else:
+            break
+        done = r_there @ r_there > 0.99 * (r @ r)
+        z, r, damping = there, r_there, max(damping / 5, 1e-12)
+        if done and damping < 1e-3:
+            break
+    return z
+
+
+# The table.
+
+KNOWN, SECRET = 5, 6
+"""The seed that the server knows, and one that it does not."""
+
+
+class Line(NamedTuple):
+    """A line of the table."""
+
+    setting: str
+    within: bool
+    score: Score
+    rows: int
+    uploads: int
+
+    def __str__(self) -> str:
+        within, (near, exact, guesses) = "yes" if self.within else "no", self.score
+        cells = (self.setting, within, f"{near:,} of {self.rows:,}", exact, guesses, self.uploads)
+        return f"| {' | '.join(c if isinstance(c, str) else f'{c:,}' for c in cells)} |"
+
+
+def beyond_the_limits() -> Iterator[Line]:
+    """Settings that a client refuses by default."""
+    n = 1125
+    rows = patients(n, features=3)
+    for what, algorithm in (
+        ("R = 1, all rows", FedAvg(eta=1e3, R=1, B=0)),
+        ("R = B = 20", FedAvg(eta=20.0)),
+    ):
+        found = invented_classes(victim(rows, SECRET), n, 2, 3, 25, algorithm)
+        yield Line(f"mlr, 15,625 invented classes, {what}", False, score(found, rows), n, 4)
+    found = one_row(victim(rows, SECRET), Network(features=3, classes=2), 1)
+    yield Line("mlr, R = B = 1", False, score(found, rows), n, 1)
+
+
+def batches_known() -> Iterator[Line]:
+    """Linear algebra with batches that the server knows, and the same with batches that it does not."""
+    tiny = 1e-6
+    for what, algorithm, classes, n, uploads in (
+        ("mlr, 2 classes, fedavg, η = 10⁻⁶, w = 0", FedAvg(eta=tiny), 2, 100, 110),
+        ("mlr, 2 classes, pfedme, α = 10⁻⁶, w = 0", PFedMe(alpha=tiny), 2, 100, 110),
+        ("mlr, 3 classes (2 own), fedavg, defaults", FedAvg(), 3, 100, 110),
+        ("mlr, 3 classes (2 own), pfedme, defaults", PFedMe(), 3, 100, 110),
+        ("mlr, 3 classes (2 own), fedavg, defaults", FedAvg(), 3, 1125, 1180),
+        ("mlr, 3 classes (2 own), fedavg, defaults", FedAvg(), 3, 200, 150),
+        ("quantity (ridge), fedavg, η = 10⁻⁶", FedAvg(eta=tiny), 0, 100, 110),
+    ):
+        rows = patients(n, classes=min(classes, 2))
+        model = Network(features=4, classes=classes, l2=0.001)
+        for how, seed in (("known", KNOWN), ("secret", SECRET)):
+            if how == "secret" and uploads > 110:
+                continue
+            found = linear_system(victim(rows, seed), algorithm, model, KNOWN, n, uploads)
+            yield Line(f"{what}, batches {how}", True, score(found, rows), n, uploads)
+    rows, model = patients(103), Network(features=4, classes=3)
+    cycled = FedAvg(batches="cycled")
+    found = linear_system(victim(rows, SECRET), cycled, model, KNOWN, 103, 115)
+    yield Line(
+        "mlr, 3 classes (2 own), fedavg, batches secret but cycled through",
+        True,
+        score(found, rows),
+        103,
+        115,
+    )
+
+
+def traps() -> Iterator[Line]:
+    """Attacks for which batches may be secret: w alone sees to it that rows are apart."""
+    n = 1125
+    rows = patients(n)
+    client = victim(rows, SECRET)
+
+    def dnn(units: int, classes: int = 2) -> Network:
+        return Network(features=4, classes=classes, hidden=(units,))
+
+    for what, model, algorithm, trap, uploads in (
+        ("dnn 100, fedavg, η = 10⁻⁵", dnn(100), FedAvg(eta=1e-5), Trap(1e-3), 1),
+        ("dnn 100, fedavg, η = 10⁻⁵", dnn(100), FedAvg(eta=1e-5), Trap(1e-3), 50),
+        (
+            "dnn 100, fedavg, η = 10⁻⁵, no number of w above 5",
+            dnn(100),
+            FedAvg(eta=1e-5),
+            Trap(1e-3, lead=5.0),
+            50,
+        ),
+        ("dnn 100, fedavg, defaults", dnn(100), FedAvg(), Trap(0.2), 50),
+        ("dnn 20, fedavg, η = 10⁻⁵", dnn(20), FedAvg(eta=1e-5), Trap(1e-3), 1),
+        ("dnn 20, fedavg, η = 10⁻⁵", dnn(20), FedAvg(eta=1e-5), Trap(1e-3), 50),
+        ("dnn 100, pfedme, α = 10⁻⁵", dnn(100), PFedMe(alpha=1e-5), Trap(0.02), 1),
+        ("dnn 100, pfedme, α = 10⁻⁵", dnn(100), PFedMe(alpha=1e-5), Trap(0.02), 50),
+        ("dnn 100, pfedme, defaults", dnn(100), PFedMe(), Trap(1.0), 50),
+        ("dnn 100, fedavg, all rows, R = 5, η = 10⁻⁵", dnn(100), FedAvg(eta=1e-5, R=5, B=0), Trap(0.01), 50),
+    ):
+        found = trapped(client, algorithm, model, n, uploads, trap)
+        yield Line(f"{what}, batches secret", True, score(found, rows), n, uploads)
+    for size, eta, lever in ((0.03, 1e-5, 1), (0.1, 1e-5, 1), (1.0, 1e-5, 1), (1.0, 1e-8, 100)):
+        found = trapped(noisy(client, size), FedAvg(eta=eta), dnn(100), n, 50, Trap(100 * eta * lever, lever))
+        what = f"dnn 100, fedavg, noise of {size:g} rows at the client"
+        what += f" but ℓ = {lever}" if lever > 1 else ""
+        yield Line(f"{what}, batches secret", True, score(found, rows), n, 50)
+    quantities = patients(n, classes=0)
+    found = trapped(victim(quantities, SECRET), FedAvg(eta=1e-9), dnn(100, 0), n, 50, Trap(1e-3))
+    yield Line("dnn 100, quantity, fedavg, η = 10⁻⁹, batches secret", True, score(found, quantities), n, 50)
+
+    ten, two = Network(features=4, classes=10), Network(features=4, classes=2)
+    for what, algorithm, uploads in (
+        ("fedavg, η = 1", FedAvg(eta=1.0), 1),
+        ("fedavg, η = 1", FedAvg(eta=1.0), 50),
+        ("fedavg, η = 1, R = 5, B = 8", FedAvg(eta=1.0, R=5, B=8), 50),
+        ("pfedme, η = λ = α = K = 1", PFedMe(eta=1.0, lam=1.0, alpha=1.0, K=1), 50),
+    ):
+        found = sliced_classes(client, algorithm, ten, n, uploads)
+        yield Line(f"mlr, 10 classes (2 own), {what}, batches secret", True, score(found, rows), n, uploads)
+    for what, B in (("all rows", 0), ("B = 20, batches secret", 20)):
+        found = half_spaces(client, FedAvg(eta=1.0, R=5, B=B), two, n, 50)
+        yield Line(f"mlr, 2 classes, fedavg, η = 1, R = 5, {what}", True, score(found, rows), n, 50)
+    few = patients(n, rare=0.01)
+    for what, algorithm in (("R = B = 20", FedAvg()), ("R = 5, B = 8", FedAvg(R=5, B=8))):
+        found = rare_class(victim(few, SECRET), algorithm, two, n, 50)
+        of = int(few.y.sum())
+        yield Line(
+            f"mlr, 2 classes, one of them rare, fedavg, {what}, batches secret",
+            True,
+            score(found, few),
+            of,
+            50,
+        )
+
+
+def curious() -> Iterator[Line]:
+    """A server that does as it should, and looks at what it gets."""
+    for what, model in (
+        ("mlr, 2 classes", Network(features=4, classes=2, l2=0.001)),
+        ("dnn 100, 2 classes", Network(features=4, classes=2, hidden=(100,))),
+    ):
+        rows = patients(1125)
+        others = [victim(patients(1125, seed=10 + k), KNOWN + 10 + k) for k in range(2)]
+        seen = honest_run(victim(rows, KNOWN), others, FedAvg(), model, 50)
+        yield Line(
+            f"honest w: {what}, fedavg, weights over bias", True, score(mean_row(seen, model), rows), 1125, 50
+        )
+    for algorithm, classes, n, uploads, secrets in (
+        (PFedMe(), 2, 75, 100, (KNOWN, SECRET)),
+        (FedAvg(), 2, 200, 250, (KNOWN,)),
+        (FedAvg(), 10, 100, 50, (KNOWN,)),
+    ):
+        rows, model = patients(n, classes=classes), Network(features=4, classes=classes, l2=0.001)
+        others = [victim(patients(n, classes=classes, seed=10 + k), KNOWN + 10 + k) for k in range(2)]
+        for seed in secrets:
+            seen = honest_run(victim(rows, seed), others, algorithm, model, uploads)
+            found = inverted(seen, algorithm, model, KNOWN, n)
+            how = "known" if seed == KNOWN else "secret"
+            setting = (
+                f"honest w: mlr, {classes} classes, {algorithm.name}, defaults, least squares, batches {how}"
+            )
+            yield Line(setting, True, score(found, rows), n, uploads)
+
+
+def by_chance() -> Iterator[Line]:
+    """Guesses from what the agreement tells, with no upload at all."""
+    rows = patients(1125)
+    guesses = np.random.default_rng(2).normal(size=(2000, 4))
+    yield Line("guesses from means and spreads", True, score(guesses, rows), 1125, 0)
+
+
+def main() -> None:
+    """Prints the table."""
+    print("| setting | within the default limits? | rows within 0.05 | within 0.001 | guesses | uploads |")
+    print("|---|---|---|---|---|---|")
+    parts: Iterable[Callable[[], Iterator[Line]]] = (
+        by_chance,
+        beyond_the_limits,
+        batches_known,
+        traps,
+        curious,
+    )
+    for part in parts:
+        for line in part():
+            print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()
