@@ -19,7 +19,7 @@ from pfedme.data.table import Table
 from pfedme.deploy.book import Book, carry_out, note
 from pfedme.deploy.client import Client
 from pfedme.deploy.judge import scores_shape, unfit
-from pfedme.deploy.messages import GONE, Content, Kind, Reply
+from pfedme.deploy.messages import GONE, Content, Kind, Refusal, Reply
 from pfedme.deploy.plan import Plan
 from pfedme.deploy.policy import Policy
 from pfedme.deploy.server import Channel, Enough, Server, Stopped, never
@@ -28,6 +28,7 @@ from pfedme.execute import execute
 from pfedme.models import DNN, MLR
 from pfedme.predictor import load, model_of
 from pfedme.run import Run
+from pfedme.simulate import first_model
 
 NAMES = ("east", "north", "south", "süd-west", "west")
 
@@ -63,7 +64,7 @@ class Room(Channel):
                 Table(path=str(file), label="sick", owner=file.stem),
                 state / file.stem,
                 share_metrics=share,
-                policy=Policy(approve="any"),
+                policy=Policy(approve="any", batch_key="seed", models=("mlr", "dnn")),
             )
             for file in sorted(tables.glob("*.csv"))
         }
@@ -124,6 +125,9 @@ def deployed(tmp_path: Path, plan: Plan, room: Room, *, resume: bool = False, na
     """The folder of a run of the plan with the clients of a room."""
     out = tmp_path / name
     out.mkdir(exist_ok=True)
+    if not resume:
+        for client in room.clients.values():
+            client.pins.begin()
     book = Book(plan, out, "pfedme server")
     carry_out(Server(plan, room, book.tell), book, resume=resume)
     return out
@@ -140,7 +144,7 @@ def w_of(out: Path) -> np.ndarray:
     return np.asarray(model_of(out).theta.ravel())
 
 
-QUICK = {"eta": 0.05, "R": 5, "B": 8}
+QUICK = {"eta": 0.05, "R": 10, "B": 16}
 
 
 @pytest.mark.parametrize(
@@ -149,7 +153,7 @@ QUICK = {"eta": 0.05, "R": 5, "B": 8}
         (PFedMe(lam=5.0, K=3, **QUICK), False),
         pytest.param(PFedMe(lam=5.0, K=3, **QUICK), True, marks=pytest.mark.slow),
         (FedAvg(**QUICK, aggregation="samples"), False),
-        pytest.param(PerFedAvg(eta=0.05, R=5, B=8, alpha=0.02), False, marks=pytest.mark.slow),
+        pytest.param(PerFedAvg(eta=0.05, R=10, B=16, alpha=0.02), False, marks=pytest.mark.slow),
         pytest.param(FedAvgFT(F=5, **QUICK), True, marks=pytest.mark.slow),
     ],
     ids=lambda value: getattr(value, "name", "quantity" if value else "classes"),
@@ -158,7 +162,14 @@ def test_a_deployed_run_is_the_simulated_one(algorithm: Algorithm, quantity: boo
     tables = owners(tmp_path, quantity=quantity)
     room = Room(tables, tmp_path / "state")
     plan = Plan(
-        algorithm=algorithm, model=DNN(hidden=(4,)), rounds=4, cohort=3, seed=5, min_clients=5, eval_every=2, clip=0.0
+        algorithm=algorithm,
+        model=DNN(hidden=(4,)),
+        rounds=4,
+        cohort=3,
+        seed=5,
+        min_clients=5,
+        eval_every=2,
+        clip=0.0,
     )
     out = deployed(tmp_path, plan, room)
     run = Run(
@@ -194,7 +205,7 @@ def test_what_the_room_is_asked_for_is_what_a_simulation_draws(tmp_path: Path):
               rounds=3, cohort=2, seed=1)  # fmt: skip
     simulation = run.prepare()[1]
     for t in range(3):
-        mine = {line["client"] for line in ledger(out) if line["round"] == str(t)}
+        mine = {line["client"] for line in ledger(out) if line["round"] == str(t + 1)}
         assert mine == {simulation.federation.name(i) for i in simulation.cohort_of(t)}
 
 
@@ -210,10 +221,12 @@ def test_nothing_but_what_is_listed_leaves_a_client(share: bool, tmp_path: Path)
             assert {name: a.shape for name, a in content.arrays.items()} == {"w": (size,)}
         elif kind == "agree":
             assert set(content.words) == {
-                "label", "task", "impute", "numbers", "categories", "classes", "quantity",
+                "version", "label", "task", "impute", "numbers", "categories", "classes", "quantity",
             }  # fmt: skip
             assert all(len(values) == 3 for values in content.words["numbers"].values())
             assert content.arrays == {}
+        elif kind == "join":
+            assert (set(content.words), content.arrays) == ({"bound"}, {})
         else:
             assert set(content.words) == ({"scores"} if share else set())
             assert content.arrays == {}
@@ -263,7 +276,7 @@ def test_nobody_can_claim_to_have_any_number_of_rows(rows: object):
 
 
 SUMS = {"loss": 1.0, "rows": 10, "right": 5}
-SCORES = {"n_train": 30, "n_test": 10, "info": {}, "test": {"global": SUMS}, "train": {"global": SUMS}}
+SCORES = {"n_train": 10, "n_test": 10, "info": {}, "test": {"global": SUMS}, "train": {"global": SUMS}}
 
 
 @pytest.mark.parametrize(
@@ -277,6 +290,16 @@ SCORES = {"n_train": 30, "n_test": 10, "info": {}, "test": {"global": SUMS}, "tr
         SCORES | {"test": {"global": {}}},
         SCORES | {"test": {"global": SUMS | {"loss": float("nan")}}},
         SCORES | {"test": {"global": SUMS | {"right": "5"}}},
+        SCORES | {"test": {"global": SUMS | {"right": 11}}},
+        SCORES | {"test": {"global": SUMS | {"right": True}}},
+        SCORES | {"test": {"global": SUMS | {"right": -1}}},
+        SCORES | {"test": {"global": SUMS | {"rows": 11}}},
+        SCORES | {"test": {"global": SUMS | {"loss": -1.0}}},
+        SCORES | {"test": {"global": SUMS | {"loss": 10**400}}},
+        SCORES | {"test": {"=global": SUMS}},
+        SCORES | {"n_train": True},
+        SCORES | {"n_train": 10**12},
+        SCORES | {"info": {str(k): 0.0 for k in range(1000)}},
     ],
 )
 def test_scores_that_cannot_be_have_no_shape(scores: object):
@@ -298,23 +321,18 @@ def test_scores_that_are_not_like_the_others_are_left_out(tmp_path: Path):
 
 def test_the_owner_of_a_table_decides_which_columns_are_used(tmp_path: Path):
     tables = owners(tmp_path, clients=2)
-    asked = []
-
-    class Curious(Room):
-        """A room whose server keeps what it asks for."""
-
-        def answers(self, kind: Kind, contents: Mapping[str, Content]) -> dict[str, Reply]:
-            asked.extend(content for content in contents.values() if kind == "train")
-            return super().answers(kind, contents)
-
-    room = Curious(tables, tmp_path / "state")
+    room = Room(tables, tmp_path / "state")
     plan = Plan(algorithm=FedAvg(**QUICK), model=MLR(), rounds=1, min_clients=2)
-    deployed(tmp_path, plan, room)
+    agreement = Server(plan, room, print).begin().agreement
+    asked = Content({"agreement": agreement.words(plan.offer())}, {})
     own = room.clients["east"]
-    for fields in ({"drop": ("ward",)}, {"features": ("age", "dose")}, {"label": "age"}):
+    for fields in ({"drop": ("ward",)}, {"features": ("age", "dose")}, {"label": "ward"}):
         client = dataclasses.replace(own, table=dataclasses.replace(own.table, **fields))
-        with pytest.raises(InputError, match="The server asks for the column"):
-            client.train(asked[0])
+        with pytest.raises(Refusal, match=r"other columns than its table|not about the label"):
+            client.join(asked)
+    narrow = dataclasses.replace(own.policy, columns=("age", "dose"))
+    with pytest.raises(Refusal, match="does not allow the column 'ward'"):
+        dataclasses.replace(own, policy=narrow).agree(Content({"plan": plan.offer()}, {}))
 
 
 def test_a_category_that_only_test_rows_have_is_as_in_a_simulation(tmp_path: Path):
@@ -327,7 +345,7 @@ def test_a_category_that_only_test_rows_have_is_as_in_a_simulation(tmp_path: Pat
         if "rare" not in Table(path=str(path), label="sick", owner="east").tell().categories["ward"]:
             break
     algorithm = FedAvg(**QUICK)
-    plan = Plan(algorithm=algorithm, model=MLR(), rounds=1, min_clients=2)
+    plan = Plan(algorithm=algorithm, model=MLR(), rounds=1, min_clients=2, clip=0.0)
     out = deployed(tmp_path, plan, Room(tables, tmp_path / "state"))
     run = Run(
         algorithm=algorithm, data=Table(path=str(tables), label="sick"), model=MLR(), rounds=1, cohort=2
@@ -349,7 +367,7 @@ def test_who_mends_its_table_is_taken(tmp_path: Path):
         left = 0
 
         def present(self) -> list[str]:
-            if (self.clients["east"].state / "refused.txt").exists() and self.left < 2:
+            if (self.clients["east"].state / "refused.json").exists() and self.left < 2:
                 self.left += 1
                 (tables / "east.csv").write_text(good)
                 return ["north", "south"]
@@ -437,13 +455,14 @@ def test_who_is_late_again_and_again_has_all_the_time_now_and_then(tmp_path: Pat
 
 def test_the_ledger_tells_what_each_client_did_to_the_step(tmp_path: Path):
     room = Room(owners(tmp_path), tmp_path / "state")
-    plan = Plan(algorithm=FedAvg(**QUICK, aggregation="samples"), model=MLR(), rounds=1, min_clients=5)
+    samples = FedAvg(**QUICK, aggregation="samples")
+    plan = Plan(algorithm=samples, model=MLR(), rounds=1, min_clients=5, clip=0.0)
     out = deployed(tmp_path, plan, room)
     uploads = {
         name: content.arrays["w"].astype(float) for kind, name, content in room.sent if kind == "train"
     }
     rows = {line["client"]: int(line["rows"]) for line in ledger(out)}
-    w = Server(plan, room, print).begin().w.astype(float)
+    w = np.asarray(first_model(MLR().build(5, 2), plan.seed).ravel(), float)
 
     def step(names: list[str]) -> float:
         total = sum(rows[n] for n in names)
@@ -468,7 +487,7 @@ def test_a_round_with_too_few_replies_is_repeated_and_does_not_count(tmp_path: P
     room.tricks["south"] = twice_nothing
     out = deployed(tmp_path, plan, room)
     np.testing.assert_array_equal(w_of(out), undisturbed)
-    first = [line for line in ledger(out) if line["round"] == "0"]
+    first = [line for line in ledger(out) if line["round"] == "1"]
     assert [line["attempt"] for line in first] == ["1"] * 5 + ["2"] * 5 + ["3"] * 5
     assert {line["outcome"] for line in first[:10]} == {"failed", "late"}
 
@@ -486,7 +505,7 @@ def test_a_run_that_stops_goes_on_from_its_last_round(tmp_path: Path):
         return content if len(asked) <= 2 else None
 
     room.tricks["east"] = gone_after_two
-    with pytest.raises(Stopped, match="Round 2 had too few good replies 2 times"):
+    with pytest.raises(Stopped, match="Round 3 had too few good replies 2 times"):
         deployed(tmp_path, plan, room)
     record = json.loads((tmp_path / "deployed" / "record.json").read_text())
     assert (record["status"], record["deployment"]["round"]) == ("stopped", 2)
@@ -495,7 +514,7 @@ def test_a_run_that_stops_goes_on_from_its_last_round(tmp_path: Path):
     out = deployed(tmp_path, plan, room, resume=True)
     np.testing.assert_array_equal(w_of(out), undisturbed)
     counted = [line["round"] for line in ledger(out) if line["outcome"] == "counted"]
-    assert counted == [str(t) for t in range(4) for _ in range(5)]
+    assert counted == [str(t) for t in range(1, 5) for _ in range(5)]
 
 
 def test_clients_that_are_away_are_told_of_and_waited_for(tmp_path: Path):
@@ -536,7 +555,7 @@ def test_a_table_that_does_not_fit_is_turned_away(
     out = deployed(tmp_path, plan, room)
     assert "Refused east: " in (out / "server.log").read_text()
     assert why in json.loads((out / "record.json").read_text())["deployment"]["refused"]["east"]
-    assert why in (tmp_path / "state" / "east" / "refused.txt").read_text()
+    assert why in json.loads((tmp_path / "state/east/refused.json").read_text())["reason"]
     assert {line["client"] for line in ledger(out)} == set(room.clients) - {"east"}
 
 
@@ -571,7 +590,8 @@ def test_who_comes_after_the_agreement_is_told_so_once(tmp_path: Path):
     progress = server.round(server.round(progress))
     why = "the run had begun when it came; it can take part in the next one."
     assert [line for line in said if line.startswith("Refused")] == [f"Refused west: {why}"]
-    assert (tmp_path / "state/west/refused.txt").read_text() == why + "\n"
+    told = json.loads((tmp_path / "state/west/refused.json").read_text())
+    assert told == {"reason": why, "over": False}
     assert {part.client for part in progress.ledger} == set(room.clients) - {"west"}
 
 

@@ -122,15 +122,17 @@ class Simulation:
     """A federation, an algorithm and a model, ready to run; holds no state of the run itself."""
 
     def __init__(
-        self, algorithm: Algorithm, model: Model, federation: Federation, *, cohort: int, seed: int = 0
-    ) -> None:
+        self, algorithm: Algorithm, model: Model, federation: Federation, *, cohort: int, seed: int = 0,
+        key: jax.Array | None = None,
+    ) -> None:  # fmt: skip
+        """`key` is what mini-batches are drawn by, if not the seed."""
         if not 1 <= cohort <= federation.clients:
             raise InputError(
                 f"A cohort of {cohort} cannot be drawn from {federation.clients} clients; "
                 f"choose --cohort between 1 and {federation.clients}."
             )
         self.algorithm, self.model, self.federation = algorithm, model, federation
-        self.seed, self.key = seed, jax.random.key(seed)
+        self.seed, self.key = seed, jax.random.key(seed) if key is None else key
         self.cohort = cohort if algorithm.has_global else federation.clients
         self.store = Store.of(federation)
         self.job = Job(algorithm, model, self.key)

@@ -61,7 +61,7 @@ class Client:
         """What the client is bound by."""
         return Pins(self.state)
 
-    @cached_property
+    @property
     def told(self) -> Told:
         """What the client tells of its table, once it is known that it may."""
         told = self.table.tell(self.policy.min_count)
@@ -182,8 +182,8 @@ class Task:
     """What a message asks a client for, once it is known to be what the client is bound to do."""
 
     def __init__(self, client: Client, asked: Content, *, train: bool) -> None:
-        agreement, fingerprint = client.pins.bound(asked.words.get("agreement"))
-        self.bound = bound = Bound(client, agreement)
+        pinned = client.pins.bound(asked.words.get("agreement"))
+        self.bound = bound = Bound(client, pinned["agreement"])
         t, w = asked.words.get("round"), asked.arrays.get("w")
         last = bound.plan.rounds - 1 if train else bound.plan.rounds
         if type(t) is not int or not 0 <= t <= last:
@@ -191,17 +191,24 @@ class Task:
         if w is None or w.dtype != np.float32 or w.shape != (bound.parameters,) or not np.isfinite(w).all():
             raise Refusal("the server's w is not a model of the agreement")
         try:
-            table = dataclasses.replace(client.table, fingerprint=fingerprint).pinned()
+            table = dataclasses.replace(client.table, fingerprint=pinned["fingerprint"]).pinned()
         except InputError:
             raise Refusal("its rows have changed since the agreement; put back what they were") from None
         federation = table.load(bound.schema)
         self.federation: Federation = dataclasses.replace(federation, ids=np.array([bound.id], np.uint32))
         self.simulation = Simulation(
-            bound.plan.algorithm, bound.model, self.federation, cohort=1, seed=bound.plan.seed
-        )
+            bound.plan.algorithm, bound.model, self.federation, cohort=1, seed=bound.plan.seed,
+            key=secret_key(pinned["secret"]) if client.policy.batch_key == "secret" else None,
+        )  # fmt: skip
         client.pins.enter(t, w, train=train)
         start = self.simulation.start(jax.jit(bound.shapes.like)(w))
         self.now = start._replace(t=t)
+
+
+def secret_key(secret: str) -> jax.Array:
+    """What a client draws its mini-batches by: a server that knew them could solve for the rows, because it
+    sees how uploads change with the rows that are drawn."""
+    return jax.random.wrap_key_data(np.frombuffer(bytes.fromhex(secret), np.uint32))
 
 
 def scores_told(evaluation: Evaluation, federation: Federation) -> dict[str, Any]:

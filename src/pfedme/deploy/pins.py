@@ -2,7 +2,7 @@
 
     plan.json         the plan that a server offered, its SHA-256, and whether the owner has approved it
     agreement.json    the plan with the columns, classes, scaling and clients that were agreed on, the SHA-256
-                      of all that, the fingerprint of the table, and whether the run is over
+                      of all that, the fingerprint of the table, a secret, and whether the run is over
     rounds.json       the last round that was answered, and the SHA-256 of its w
 
 A plan holds until the client is started anew, and an agreement, once a round of it was answered, for good.
@@ -34,6 +34,7 @@ class Pins:
     def begin(self) -> None:
         """Notes that the client was started anew; a run that is over leaves nothing that binds it."""
         with writing(self.state):
+            self.state.mkdir(parents=True, exist_ok=True)
             if (self._read(AGREEMENT) or {}).get("over"):
                 for name in (PLAN, AGREEMENT, ROUNDS):
                     (self.state / name).unlink(missing_ok=True)
@@ -84,18 +85,24 @@ class Pins:
             )
         self._write(
             AGREEMENT,
-            {"sha256": sha, "fingerprint": fingerprint, "over": False, "agreement": agreement},
+            {
+                "sha256": sha,
+                "fingerprint": fingerprint,
+                "over": False,
+                "secret": secrets.token_hex(8),
+                "agreement": agreement,
+            },
         )
         return sha
 
-    def bound(self, sha: Any) -> tuple[Words, str]:
-        """The agreement with this hash, by which the client is bound, and the table's fingerprint."""
+    def bound(self, sha: Any) -> Words:
+        """The agreement with this hash, by which the client is bound, with `fingerprint` and `secret`."""
         found = self._read(AGREEMENT)
         if found is None:
             raise Refusal(UNBOUND)
         if found["sha256"] != sha:
             raise Refusal(f"it is bound by the agreement {found['sha256'][:12]}…, and this is about another")
-        return found["agreement"], found["fingerprint"]
+        return found
 
     def enter(self, t: int, w: np.ndarray, *, train: bool) -> None:
         """Notes that a round is answered for this w, before anything of it leaves.

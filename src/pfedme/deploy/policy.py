@@ -15,15 +15,16 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from pfedme.algorithms import ALGORITHMS
 from pfedme.data.fitting import MOST_CATEGORIES, Moments, Told
 from pfedme.deploy.messages import Refusal
-from pfedme.deploy.plan import Plan
+from pfedme.deploy.plan import Plan, model_words
 from pfedme.errors import InputError, unknown
+from pfedme.models import MODELS
 from pfedme.schema import Column, Schema
 from pfedme.spec import Count, Positive, build, field_types
 
@@ -33,8 +34,6 @@ FAR = 100.0
 own may be: pooled over N clients of a size, no honest mean is farther than √N."""
 LONGEST_TEXT = 200
 """Characters of a name, a class or a category."""
-FEW_CLASSES = 10
-"""Classes that a label may have however few of them a client has itself."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,20 +48,25 @@ class Policy:
     min_count: Count = 5
     """A text that fewer training rows have is not told, and numbers with fewer different values only
     roughly."""
-    min_batch: Count = 8
+    min_batch: Count = 16
     """Smallest mini-batch, B; a plan that takes all rows is fine."""
-    min_steps: Count = 5
+    min_steps: Count = 10
     """Fewest local steps in a round, R."""
     max_step: Positive = 1.0
     """Largest step size: η, α and ηλ."""
     max_classes: Count | None = None
-    """Most classes that the label may have; twice this client's own, or 10, if not given."""
+    """Most classes that the label may have; as many as in this client's rows, or 2, if not given."""
     max_rounds: Count = 1000
     """Most rounds of a plan."""
     max_seconds: Positive = 600.0
     """Longest time to work on one message."""
     max_megabytes: Positive = 256.0
     """Largest message, and so the largest model."""
+    batch_key: Literal["secret", "seed"] = "secret"
+    """What mini-batches are drawn by: a secret of this client, or the plan's seed, so that a run equals a
+    simulation; then a server can solve for the rows."""
+    models: tuple[str, ...] = ("mlr",)
+    """Models to train, joined by commas. The hidden units of others can be set to catch single rows."""
     algorithms: tuple[str, ...] = ()
     """Algorithms to take part in, joined by commas; all if not given."""
     columns: tuple[str, ...] = ()
@@ -75,9 +79,13 @@ class Policy:
                 f"--approve must be ask, any or the SHA-256 of a plan (64 digits, 0-9 and a-f), not "
                 f"'{self.approve[:80]}'."
             )
-        for name in self.algorithms:
-            if name not in ALGORITHMS:
-                raise unknown("algorithm", name, ALGORITHMS)
+        for what, names, known in (
+            ("algorithm", self.algorithms, ALGORITHMS),
+            ("model", self.models, MODELS),
+        ):
+            for name in names:
+                if name not in known:
+                    raise unknown(what, name, known)
         return self
 
     def check_table(self, rows: int, columns: Sequence[str]) -> None:
@@ -92,6 +100,10 @@ class Policy:
         algorithm = plan.algorithm
         if self.algorithms and algorithm.name not in self.algorithms:
             raise Refusal(f"its policy allows {', '.join(self.algorithms)}, and not {algorithm.name}")
+        if (model := model_words(plan.model)["name"]) not in self.models:
+            raise Refusal(f"its policy allows the model {', '.join(self.models)}, and not {model} (--models)")
+        if algorithm.batches != "random" and self.batch_key == "secret":
+            raise Refusal("the plan does not draw mini-batches at random (--batch-key seed would allow it)")
         eta, lam = algorithm.eta, getattr(algorithm, "lam", 0.0)
         batch, steps = algorithm.B, algorithm.R
         limits: list[tuple[str, bool, float, str]] = [
@@ -127,10 +139,11 @@ class Policy:
             label = Column(schema.label, "number", schema.label_mean, schema.label_scale)
             _check_scaling(label, told.quantity or Moments(0, 0.0, 0.0))
             return
-        most = self.max_classes or max(FEW_CLASSES, 2 * len(told.classes))
+        most = self.max_classes or max(2, len(told.classes))
         if len(schema.labels) > most:
             raise Refusal(
-                f"the agreement has {len(schema.labels):,} classes, above its limit of {most} (--max-classes)"
+                f"the agreement has {len(schema.labels):,} classes, and its limit is {most} (--max-classes, "
+                "if the label can have more than its rows have)"
             )
         _check_texts(f"label '{schema.label}'", schema.labels, told.classes)
 
