@@ -182,7 +182,7 @@ class Live:
         return self.start(name, [
             "client", "--server", f"{self.host}:{self.port}", "--label", LABEL,
             "--data", str(data or self.tables / f"{name}.csv"), "--state", str(self.state(name)),
-            *trust, *options,
+            "--approve", "any", "--batch-key", "seed", *trust, *options,
         ], within=within, code=code)  # fmt: skip
 
     def clients(self, *options: str) -> None:

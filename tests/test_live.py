@@ -23,14 +23,16 @@ from pfedme.predictor import load, model_of
 NAMES = ("east", "süd-west")
 SHARING = ("east",)
 ROUNDS = 2
-ALGORITHM = PFedMe(lam=5.0, eta=0.05, R=3, B=8, K=3, aggregation="samples")
+ALGORITHM = PFedMe(lam=5.0, eta=0.05, R=10, B=16, K=3, aggregation="samples")
 
 
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory):
     """A federation of two clients after its run."""
     with federation(tmp_path_factory.mktemp("live"), NAMES) as live:
-        live.server(ALGORITHM, "--rounds", str(ROUNDS), "--min-clients", "2", "--min-replies", "2")
+        live.server(
+            ALGORITHM, "--rounds", str(ROUNDS), "--min-clients", "2", "--min-replies", "2", "--clip", "0"
+        )
         for name in NAMES:
             live.client(name, *(["--share-metrics"] if name in SHARING else []))
         live.finished(240)
@@ -47,7 +49,7 @@ def test_the_run_folder_is_complete(live: Live):
     record = live.record()
     assert (record["status"], record["deployment"]["clients"]) == ("finished", list(NAMES))
     parts = [(line["round"], line["client"], line["outcome"], line["rows"]) for line in live.ledger()]
-    assert sorted(parts) == [(str(t), name, "counted", "180") for t in range(ROUNDS) for name in NAMES]
+    assert sorted(parts) == [(str(t), name, "counted", "180") for t in range(1, ROUNDS + 1) for name in NAMES]
     assert (live.out / "report.html").stat().st_size > 1000
     assert (live.out / "clients.csv").read_text().count("\n") == 1 + len(SHARING)
 
@@ -70,10 +72,16 @@ def test_nothing_but_what_is_listed_leaves_a_client(live: Live):
     w = np.asarray(model_of(live.out).theta.ravel())
     for name in NAMES:
         sent = live.sent(name)
-        assert [message.kind for message in sent] == ["query.agree", *["train"] * ROUNDS, "evaluate"]
-        agreed, *trained, finished = sent
+        assert [message.kind for message in sent] == [
+            "query.agree",
+            "query.join",
+            *["train"] * ROUNDS,
+            "evaluate",
+        ]
+        agreed, bound, *trained, finished = sent
+        assert (set(bound.words), bound.arrays) == ({"name", "bound"}, {})
         assert set(agreed.words) == {
-            "name", "label", "task", "impute", "numbers", "categories", "classes", "quantity",
+            "name", "version", "label", "task", "impute", "numbers", "categories", "classes", "quantity",
         }  # fmt: skip
         assert {column: len(told) for column, told in agreed.words["numbers"].items()} == {
             "age": 3,

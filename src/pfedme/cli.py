@@ -876,6 +876,21 @@ def _add_connection(parser: Parser, keys: str) -> None:
     )
 
 
+def _add_limits(parser: Parser) -> None:
+    """The options that say what a server may ask a client for."""
+    from pfedme.deploy.policy import Policy
+    from pfedme.spec import field_docs
+
+    group = parser.add_argument_group(
+        "limits", "What the server may ask for, whatever it asks for; or in policy.toml beside the table."
+    )
+    for name, text in field_docs(Policy).items():
+        default = getattr(Policy, name)
+        shown = ",".join(default) if isinstance(default, tuple) else default
+        note = "" if shown in (None, "") else f" ({shown})"
+        group.add_argument(f"--{name.replace('_', '-')}", metavar="X", help=" ".join(text.split()) + note)
+
+
 def _server(argv: list[str]) -> int:
     _needs_flower("server")
     from pfedme.deploy import commands
@@ -937,6 +952,11 @@ def _client(argv: list[str]) -> int:
     _add_connection(
         parser, "folder with this client's key, from 'pfedme keys --own', and the server's ca.crt"
     )
+    parser.add_argument(
+        "--wait", type=float, default=86400.0, metavar="SECONDS",
+        help="how long to wait for a server that does not answer (86400)",
+    )  # fmt: skip
+    _add_limits(parser)
     _add_table(parser, "the table", without="client")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     args = _parse(parser, argv)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from pfedme import __version__
@@ -208,7 +209,7 @@ class Task:
 def secret_key(secret: str) -> jax.Array:
     """What a client draws its mini-batches by: a server that knew them could solve for the rows, because it
     sees how uploads change with the rows that are drawn."""
-    return jax.random.wrap_key_data(np.frombuffer(bytes.fromhex(secret), np.uint32))
+    return jax.random.wrap_key_data(jnp.asarray(np.frombuffer(bytes.fromhex(secret), np.uint32)))
 
 
 def scores_told(evaluation: Evaluation, federation: Federation) -> dict[str, Any]:

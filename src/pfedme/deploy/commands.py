@@ -13,16 +13,20 @@ from typing import Any
 from pfedme.algorithms import Algorithm
 from pfedme.data.table import OPTIONS, Table
 from pfedme.deploy import join, keys, serve
+from pfedme.deploy.client import MODEL, Client
+from pfedme.deploy.console import told_lines
+from pfedme.deploy.messages import Refusal, sha256
 from pfedme.deploy.plan import Plan
+from pfedme.deploy.policy import Policy, read_policy
 from pfedme.deploy.processes import joined, parse_address
 from pfedme.errors import InputError
 from pfedme.models import parse_model
-from pfedme.spec import build
+from pfedme.spec import build, field_types
 
 PORT = 9092
 """The port that Flower's guides have clients connect to, and that firewalls may know."""
 KEYS = Path("keys")
-OWN = ("min_clients", "min_replies", "deadline", "tries", "far", "wait")
+OWN = ("min_clients", "min_replies", "deadline", "tries", "clip", "far", "wait")
 """The fields of a plan that only a server with clients elsewhere has."""
 ANEW = ("resume", "listen", "keys", "insecure", "insecure_network", "json", "debug")
 """Options that a resumed run may be given anew."""
@@ -83,6 +87,8 @@ def server(args: argparse.Namespace, plan: Plan | None, words: Sequence[str]) ->
         serve.refuse_out(out, force=args.force)
         warning = serve.check(setup)
         serve.claim(out)
+        sha = sha256(plan.offer())
+        print(f"The plan's SHA-256 is {sha}; clients can approve it by --approve.", file=sys.stderr)
     setup.write(out)
     if warning:
         print(f"pfedme: {warning}", file=sys.stderr)
@@ -105,16 +111,25 @@ def client(args: argparse.Namespace) -> int:
     name = args.name or (own.name if own else Path(args.data).stem)
     keys.folder_name(name)
     table = build(Table, {**given, "path": args.data, "owner": name}, "the table")
+    limits = {field: value for field in field_types(Policy) if (value := getattr(args, field)) is not None}
+    policy = read_policy(Path(args.data), limits)
     rows = table.load()
-    joining = join.Joining(joined(host, port), table, args.state, own, args.share_metrics)
+    try:
+        told = Client(table, args.state, policy=policy).told
+    except Refusal as refusal:
+        raise InputError(f"This client cannot take part: {refusal}.") from None
+    joining = join.Joining(
+        joined(host, port), table, args.state, own, args.share_metrics, policy, args.wait
+    )  # fmt: skip
     say = join.console
     train, test = int(rows.n_train.sum()), int(rows.n_test.sum())
     with join.at_work(args.state):
         say(f"{args.data}: {train:,} rows to train on, {test:,} to test on; they stay here.")
+        print("\n".join(told_lines(told, policy)), file=sys.stderr, flush=True)
         join.join(joining, say)
     say("The run is over.")
-    print(f"The model is in {args.state / join.MODEL}. To use it:")
-    print(f"  pfedme predict {shlex.quote(str(args.state / join.MODEL))} --data TABLE -o predictions.csv")
+    print(f"The model is in {args.state / MODEL}. To use it:")
+    print(f"  pfedme predict {shlex.quote(str(args.state / MODEL))} --data TABLE -o predictions.csv")
     return 0
 
 

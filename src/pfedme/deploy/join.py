@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -14,9 +15,12 @@ from typing import Any
 import tomli_w
 
 from pfedme.data.table import OPTIONS, Table, joined
-from pfedme.deploy.client import DONE, MODEL, REFUSED
+from pfedme.deploy.client import DONE, REFUSED
+from pfedme.deploy.console import plan_lines
 from pfedme.deploy.flower import FOREIGN, MARK, command
 from pfedme.deploy.keys import ClientKeys
+from pfedme.deploy.pins import Pins
+from pfedme.deploy.policy import Policy
 from pfedme.deploy.processes import Kept, free_port, private_home
 from pfedme.errors import InputError, RunError
 from pfedme.files import alone, writing
@@ -42,6 +46,9 @@ class Joining:
     keys: ClientKeys | None
     """None without TLS and keys."""
     share_metrics: bool
+    policy: Policy
+    wait: float
+    """Seconds to wait for a server that does not answer."""
 
     def node_config(self) -> dict[str, Any]:
         """The configuration of the SuperNode, from which the Flower app makes the client."""
@@ -53,8 +60,14 @@ class Joining:
         }
         if table.test:
             given["test"] = str(Path(table.test).absolute())
+        limits = {
+            field.name.replace("_", "-"): joined(value) if isinstance(value, tuple) else value
+            for field in dataclasses.fields(self.policy)
+            if (value := getattr(self.policy, field.name)) not in (None, ())
+        }
         return {
             **given,
+            **limits,
             "name": table.owner,
             "data": str(Path(table.path).absolute()),
             "state-dir": str(self.state.absolute()),
@@ -72,12 +85,14 @@ def at_work(state: Path) -> Iterator[None]:
         with writing(state):
             for name in (REFUSED, DONE):
                 (state / name).unlink(missing_ok=True)
+        Pins(state).begin()
         yield
 
 
 def join(client: Joining, say: Callable[[str], None]) -> None:
     """Takes part until the server says that the run is over."""
-    pause, last = FIRST_PAUSE_S, _round(client.state)
+    pause, seen, asked = FIRST_PAUSE_S, time.monotonic(), Approval(client)
+    os.environ["PFEDME_MOST_BYTES"] = str(int(1e6 * client.policy.max_megabytes))
     with private_home() as home:
         (home / "node.toml").write_text(tomli_w.dumps(client.node_config()))
         while True:
@@ -90,7 +105,7 @@ def join(client: Joining, say: Callable[[str], None]) -> None:
                 options += ["--insecure"]
             words = [*command("supernode", home / "gate"), *options]
             with Kept(words, client.state / CLIENT_LOG, home) as node:
-                over, connected, last = _watch(client, node, last, say)
+                over, connected, seen = _watch(client, node, seen, asked, say)
             if over:
                 return
             pause = FIRST_PAUSE_S if connected else min(2 * pause, LONGEST_PAUSE_S)
@@ -104,12 +119,38 @@ def join(client: Joining, say: Callable[[str], None]) -> None:
             time.sleep(pause)
 
 
+class Approval:
+    """The owner's word on the plan that a server offers, asked for once."""
+
+    def __init__(self, client: Joining) -> None:
+        self.client, self.shown = client, False
+
+    def __call__(self) -> None:
+        """Shows the plan once there is one, and asks for approval unless the policy has given it."""
+        pins = Pins(self.client.state)
+        if self.shown or (found := pins.offered()) is None:
+            return
+        self.shown = True
+        print("\n".join(plan_lines(found["plan"], found["sha256"])), file=sys.stderr, flush=True)
+        if found["approved"]:
+            return
+        if not sys.stdin.isatty():
+            raise InputError(
+                "The plan must be approved, and there is no terminal to ask at; nothing of the table has "
+                f"left this machine. To take part in this plan, add --approve {found['sha256']}"
+            )
+        print("Take part, and let leave what is listed above? [yes/no] ", end="", file=sys.stderr, flush=True)
+        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+            raise InputError("The plan was not approved; nothing of the table has left this machine.")
+        pins.approve()
+
+
 def _watch(
-    client: Joining, node: Kept, last: int | None, say: Callable[[str], None]
-) -> tuple[bool, bool, int | None]:
-    """Whether the run is over, once it is or the SuperNode has ended; whether it had connected; the last
-    round that the client took part in."""
-    connected = trying = busy = training = False
+    client: Joining, node: Kept, seen: float, approval: Approval, say: Callable[[str], None]
+) -> tuple[bool, bool, float]:
+    """Whether the run is over, once it is or the SuperNode has ended; whether it had connected; when there
+    last was a connection."""
+    connected = trying = busy = False
     finished: float | None = None
     talk = list[str]()
     while True:
@@ -124,7 +165,7 @@ def _watch(
                 connected = True
                 say(f"Connected to {client.server} as {client.table.owner}.")
             elif "Receiving: " in line:
-                busy, training = True, "Receiving: train" in line
+                busy = True
             elif any(words in line for words in ("Sent successfully", "Failed to send", "Ignoring")):
                 busy = False
             elif "Connection attempt failed" in line and not trying:
@@ -139,24 +180,29 @@ def _watch(
                 trying = False
             elif line.startswith(MARK):
                 say(line.removeprefix(MARK))
+        approval()
         # The last word is answered before the SuperNode is stopped, if there is still somebody to answer.
         told = ended or trying or not busy
         if told and (refused := client.state / REFUSED).exists():
-            why = refused.read_text().strip()
-            raise InputError(f"The server turned this client away: {why}")
-        now = _round(client.state)
-        if now is not None and now != last:
-            last = now
-            if training:
-                say(f"Took part in round {now + 1}.")
+            word = json.loads(refused.read_text())
+            if word["over"]:
+                raise RunError(f"The run has failed: {word['reason']}")
+            raise InputError(f"The server turned this client away: {word['reason']}")
         if told and (client.state / DONE).exists():
             finished = finished or time.monotonic()
             if ended or trying or time.monotonic() - finished > LINGER_S:
-                return True, connected, last
+                return True, connected, seen
+        if connected and not trying:
+            seen = time.monotonic()
+        if time.monotonic() - seen > client.wait:
+            raise RunError(
+                f"The server at {client.server} has not answered for {client.wait:g} seconds (--wait); the "
+                "same command takes part again."
+            )
         if ended:
             if not connected:
                 _explain(client, talk)
-            return False, connected, last
+            return False, connected, seen
         time.sleep(LOOK_S)
 
 
@@ -186,14 +232,6 @@ def _explain(client: Joining, talk: list[str]) -> None:
             raise InputError(
                 f"It is impossible to connect to {client.server}: {why}; see {client.state / CLIENT_LOG}."
             )
-
-
-def _round(state: Path) -> int | None:
-    """The round of the model that the client has."""
-    try:
-        return int(json.loads((state / MODEL / "model.json").read_text())["round"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
 
 
 def console(line: str) -> None:

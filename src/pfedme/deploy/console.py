@@ -1,0 +1,59 @@
+"""What the owner of a table sees of a federation before anything leaves: the plan, and what will leave."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pfedme.data.fitting import Moments, Told
+from pfedme.deploy.messages import Words
+from pfedme.deploy.policy import Policy
+
+SHOWN = 12
+"""Texts that are shown of a column."""
+
+
+def plan_lines(plan: Words, sha: str) -> list[str]:
+    """A plan for people."""
+    settings = ", ".join(
+        f"{name} {value}" for name, value in plan["algorithm"].items() if name != "name" and value is not None
+    )
+    model = ", ".join(f"{name} {value}" for name, value in plan["model"].items() if name != "name" and value)
+    cohort = plan["cohort"] or "10 at most"
+    lines = [
+        "The server offers this plan:",
+        f"  algorithm  {plan['algorithm']['name']}: {settings}",
+        f"  model      {plan['model']['name']}{': ' + model if model else ''}",
+        f"  rounds     {plan['rounds']}, cohorts of {cohort}, at least {plan['min_clients']} clients",
+        f"  seed       {plan['seed']}",
+    ]
+    if plan["eval_every"]:
+        lines.append(f"  evaluated  every {plan['eval_every']} rounds")
+    return [*lines, f"  SHA-256    {sha}"]
+
+
+def told_lines(told: Told, policy: Policy) -> list[str]:
+    """What leaves a client for the agreement, item by item."""
+    lines = [
+        "To agree on columns, classes and scaling, this will leave this machine:",
+        f"  label '{told.label}', {told.task}"
+        + (f": {_listed(told.classes)}" if told.classes else f": {_moments(told.quantity)}"),
+    ]
+    lines += [f"  numbers '{name}': {_moments(own)}" for name, own in told.numbers.items()]
+    lines += [f"  texts '{name}': {_listed(own) or 'none'}" for name, own in told.categories.items()]
+    if policy.min_count > 1:
+        lines.append(
+            f"Texts that fewer than {policy.min_count} training rows have are not told, nor are numbers that "
+            "are all equal; of numbers with few values only a digit is."
+        )
+    return [*lines, "In each round w_i leaves, this client's copy of the model, and no row."]
+
+
+def _moments(own: Moments | None) -> str:
+    if own is None or not own.values:
+        return "nothing"
+    return f"{own.values:,.0f} values, mean {own.mean:.6g}, standard deviation {own.spread**0.5:.6g}"
+
+
+def _listed(texts: Sequence[str]) -> str:
+    more = f" and {len(texts) - SHOWN} more" if len(texts) > SHOWN else ""
+    return ", ".join(texts[:SHOWN]) + more
