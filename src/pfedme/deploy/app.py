@@ -19,7 +19,7 @@ from pfedme.algorithms import ALGORITHMS
 from pfedme.data.table import OPTIONS, Table
 from pfedme.deploy.book import Book, carry_out
 from pfedme.deploy.client import Client
-from pfedme.deploy.flower import MARK
+from pfedme.deploy.door import MARK
 from pfedme.deploy.server import GONE, Content, Enough, Kind, Plan, Reply, Server, never
 from pfedme.devices import keep_compiled_programs
 from pfedme.errors import InputError, RunError, unknown
