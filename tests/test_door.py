@@ -48,6 +48,7 @@ from flwr.proto.recorddict_pb2 import RecordDict
 from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
 from flwr.supercore.date import now
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
+from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from live import Live, federation, soon
@@ -177,7 +178,7 @@ def connected(live: Live) -> ssl.SSLSocket:
 def head(path: str, headers: dict[str, str], length: int | None) -> bytes:
     """The head of a request, whose body has so many bytes or does not tell."""
     size = {"Transfer-Encoding": "chunked"} if length is None else {"Content-Length": str(length)}
-    fields = {"Host": "x", "Content-Type": "application/x-protobuf", **size, **headers}
+    fields = {"Host": "x", "Content-Type": PROTOBUF_MEDIA_TYPE, **size, **headers}
     lines = [f"POST {path} HTTP/1.1", *(f"{field}: {value}" for field, value in fields.items()), "", ""]
     return "\r\n".join(lines).encode()
 

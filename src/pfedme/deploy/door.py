@@ -193,7 +193,7 @@ class Guard:
             return
         limit = self.orders.limit
         most = longest(path, limit)
-        length = int(headers.get("content-length", 0))
+        length = most if "transfer-encoding" in headers else int(headers.get("content-length", 0))
         if length > most:
             await too_long(name, most, receive, send)
         elif self.busy[key] >= AT_ONCE or self.held[key] + length > 2 * limit + AT_ONCE * SMALL:
@@ -201,10 +201,13 @@ class Guard:
             await answer(send, 429)
         else:
             self.busy[key] += 1
+            self.held[key] += length
             try:
-                await self._let_in(name, key, most, path, peer, scope, receive, send)
+                if (body := await read(name, most, receive, send)) is not None:
+                    await self.app(scope, replayed(body, receive), watched(path, peer, send))
             finally:
                 self.busy[key] -= 1
+                self.held[key] -= length
                 if not self.busy[key]:
                     del self.busy[key], self.held[key]
 
@@ -214,34 +217,27 @@ class Guard:
             self.which[key] = which
         return which is None or self.which.get(key, which) == which
 
-    async def _let_in(
-        self, name: str, key: bytes, most: int, path: str, peer: str,
-        scope: Scope, receive: Receive, send: Send,
-    ) -> None:  # fmt: skip
-        """Reads the body, and passes the request on."""
-        began, size, chunks, more = time.monotonic(), 0, deque[bytes](), True
+
+async def read(name: str, most: int, receive: Receive, send: Send) -> bytes | None:
+    """The body of a request; None if there is none to go on with, and the answer is given."""
+    began, body, more = time.monotonic(), bytearray(), True
+    while more:
+        patience = min(SILENT_S, began + BODY_S + len(body) / FLOOR - time.monotonic())
         try:
-            while more:
-                patience = min(SILENT_S, began + BODY_S + size / FLOOR - time.monotonic())
-                try:
-                    async with asyncio.timeout(patience):
-                        message = await receive()
-                except TimeoutError:
-                    await answer(send, 408)
-                    return
-                if message["type"] == "http.disconnect":
-                    return
-                chunk, more = message.get("body", b""), message.get("more_body", False)
-                size += len(chunk)
-                self.held[key] += len(chunk)
-                if size > most:
-                    chunks.clear()
-                    await too_long(name, most, receive, send)
-                    return
-                chunks.append(chunk)
-            await self.app(scope, replayed(chunks, receive), watched(path, peer, send))
-        finally:
-            self.held[key] -= size
+            async with asyncio.timeout(patience):
+                message = await receive()
+        except TimeoutError:
+            await answer(send, 408)
+            return None
+        if message["type"] == "http.disconnect":
+            return None
+        body += message.get("body", b"")
+        more = message.get("more_body", False)
+        if len(body) > most:
+            body.clear()
+            await too_long(name, most, receive, send)
+            return None
+    return bytes(body)
 
 
 async def too_long(name: str, most: int, receive: Receive, send: Send) -> None:
@@ -312,14 +308,12 @@ def turned_away(path: str) -> tuple[int, bytes]:
     return told.http_status_code, json.dumps(body).encode()
 
 
-def replayed(chunks: deque[bytes], receive: Receive) -> Receive:
+def replayed(body: bytes, receive: Receive) -> Receive:
     """Gives a body again that was read before."""
+    whole = [body]
 
     async def again() -> MutableMapping[str, Any]:
-        if not chunks:
-            return await receive()
-        chunk = chunks.popleft()
-        return {"type": "http.request", "body": chunk, "more_body": bool(chunks)}
+        return {"type": "http.request", "body": whole.pop()} if whole else await receive()
 
     return again
 
