@@ -375,12 +375,19 @@ def test_what_a_client_has_in_store_is_bounded(live: Live, north: Caller):
     assert push(tree_of("not announced"), 10) == 403
 
 
+def test_the_limit_is_what_the_servers_app_says(tmp_path: Path):
+    orders = door.Orders(tmp_path / "gate")
+    assert (orders.limit, orders.open, orders.names) == (door.FIRST_LIMIT, False, {})
+    door.write_limit(tmp_path / "limit", 100 * MIB)
+    assert orders.limit == 100 * MIB
+
+
 def test_two_clients_with_one_key_are_told_apart(live: Live, south: Caller):
     alive = SendNodeHeartbeatRequest(node=south.node, heartbeat_interval=INTERVAL)
     for one, other in (("first", "second"), ("second", "first"), ("first", "second")):
         south.activate(one)
         assert south.ask("SendNodeHeartbeat", alive, one).success
-        assert south.ask("SendNodeHeartbeat", alive, other) == 409
+        assert south.ask("SendNodeHeartbeat", alive, other) == door.REPLACED
         assert south.ask("DeactivateNode", DeactivateNodeRequest(node_id=south.node.node_id), other) == 409
     live.logged("The key of south is in use by two clients at once", 10)
 
@@ -434,6 +441,16 @@ def test_a_client_takes_no_more_than_it_should(flood: str, path: str):
 def test_a_client_takes_no_message_of_too_many_parts(capsys: pytest.CaptureFixture[str]):
     assert not Intake(2 * MIB).begin(tree_of("root", *(tree_of(i) for i in range(1000))))
     assert "too many parts" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_client_is_told_that_another_has_come_with_its_key(tmp_path: Path):
+    with federation(tmp_path / "live", ["east"]) as live:
+        live.server(PFedMe(), "--min-clients", "2", "--rounds", "2")
+        live.client("east")
+        soon(lambda: "Connected to" in live.said("east"), 60, "a connection")
+        Caller(live, live.folder / "keys/clients/east").activate("another")
+        soon(lambda: door.TURNED_OUT in live.said("east"), 30, "a word")
 
 
 @pytest.mark.slow

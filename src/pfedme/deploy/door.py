@@ -69,6 +69,9 @@ UNSIGNED = "its signature is not good at this time; see that the clocks of both 
 """What it means if the status is 401."""
 WHICH = "pfedme-client"
 """The header by which processes with one key are told apart."""
+REPLACED = 409
+"""The status of an answer to a process whose key another has come with since."""
+TURNED_OUT = "Another client has come with the same key, and this one was turned out"
 OTHER_RESPONSES = 16 * MIB
 """Bytes that a client takes of a response that carries no model."""
 
@@ -189,7 +192,7 @@ class Guard:
             return
         name = self.orders.names.get(node or 0) or f"a client at {peer}"
         if not self._is_latest(path, key, headers.get(WHICH)):
-            await answer(send, 409)
+            await answer(send, REPLACED)
             return
         limit = self.orders.limit
         most = longest(path, limit)
@@ -722,6 +725,12 @@ class Intake:
         """Says that it is too much."""
         say(f"The server sent more than {amount(most)}; nothing of it was used.")
         raise TooMuch(f"more than {most} bytes")
+
+
+def tell_if_replaced(response: httpx.Response) -> None:
+    """Says, at a client, that the server takes another for it."""
+    if response.status_code == REPLACED:
+        say(f"{TURNED_OUT}.")
 
 
 class Metered(httpx.SyncByteStream):

@@ -101,7 +101,7 @@ def supernode(gate: Path) -> None:
             super().__init__(*args, **options)
             self._client.follow_redirects = False
             self._client.headers.update({"accept-encoding": "identity", door.WHICH: this})
-            self._client.event_hooks = {"response": [intake.meter]}
+            self._client.event_hooks = {"response": [intake.meter, door.tell_if_replaced]}
 
     @contextlib.contextmanager
     def connected(*args: Any) -> Iterator[tuple[Any, ...]]:
