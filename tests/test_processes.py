@@ -22,7 +22,7 @@ from live import federation
 
 from pfedme.algorithms import PFedMe
 from pfedme.cli import main
-from pfedme.deploy import flower, join, keys, processes
+from pfedme.deploy import door, flower, join, keys, processes
 from pfedme.deploy.keeper import LOCK, descendants
 from pfedme.errors import InputError
 
@@ -253,7 +253,7 @@ def test_what_went_wrong_with_tls_is_told_in_words(tmp_path: Path, capsys: pytes
     keys.make(tmp_path / "others", ["localhost"], ["north"])
     server = keys.server_keys(tmp_path / "keys")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.sslobject_class = flower.Handshake
+    context.sslobject_class = door.Handshake
     context.load_cert_chain(server.certificate, server.key)
 
     def turned_away(come: ssl.MemoryBIO, go: ssl.MemoryBIO) -> str:
@@ -367,10 +367,10 @@ def test_a_server_that_was_stopped_before_it_listened_is_begun_by_resume(
 
 
 def test_other_machines_may_ask_only_for_what_clients_need():
-    assert flower.is_here("127.0.0.1", "127.0.0.1")
-    assert flower.is_here("::ffff:127.0.0.1", "::")
-    assert not flower.is_here("10.0.0.8", "10.0.0.7")
-    assert not flower.is_here("", "")
+    assert door.is_here("127.0.0.1", "127.0.0.1")
+    assert door.is_here("::ffff:127.0.0.1", "::")
+    assert not door.is_here("10.0.0.8", "10.0.0.7")
+    assert not door.is_here("", "")
 
 
 def test_a_client_that_was_killed_is_let_in_again_at_once():

@@ -22,11 +22,11 @@ from pfedme.algorithms import ALGORITHMS
 from pfedme.data.table import OPTIONS, Table
 from pfedme.deploy.book import Book, carry_out
 from pfedme.deploy.client import SCORES, Client
-from pfedme.deploy.flower import MARK
+from pfedme.deploy.door import MARK, write_limit
 from pfedme.deploy.messages import GONE, Content, Kind, Refusal, Reply, Words
 from pfedme.deploy.plan import Plan
 from pfedme.deploy.policy import Policy
-from pfedme.deploy.server import Enough, Server, never
+from pfedme.deploy.server import Enough, Progress, Server, never
 from pfedme.devices import keep_compiled_programs
 from pfedme.errors import InputError, RunError, unknown
 from pfedme.models import parse_model
@@ -41,6 +41,8 @@ TYPES: dict[Kind, str] = {
 }  # fmt: skip
 """What Flower calls the kinds of messages."""
 POLL_S = 0.2
+BESIDE_W = 2**20
+"""Bytes that an upload may have beside the model."""
 EXPIRED = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)
 """What Flower answers for a client whose time was over a moment before ours."""
 
@@ -287,4 +289,10 @@ def main(grid: Grid, context: Context) -> None:
     if file := config["names"]:
         names = {int(node): name for node, name in json.loads(Path(str(file)).read_text()).items()}
     book = Book(plan, out, str(config["command"]) or "flwr run")
-    carry_out(Server(plan, FlowerChannel(grid, names), book.tell), book, resume=bool(config["resume"]))
+
+    def bound_uploads(progress: Progress) -> None:
+        if config["limit"]:
+            write_limit(Path(str(config["limit"])), progress.w.nbytes + BESIDE_W)
+
+    server = Server(plan, FlowerChannel(grid, names), book.tell)
+    carry_out(server, book, resume=bool(config["resume"]), agreed=bound_uploads)

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -200,8 +200,11 @@ def _scores(sums: list[dict[str, Any]], unit: float) -> Scores:
     return Scores(np.full(len(sums), np.nan), loss, count, Spread(own, whole, unit))
 
 
-def carry_out(server: Server, book: Book, *, resume: bool) -> None:
-    """A deployed run from its beginning, or from its last round, to its end."""
+def carry_out(
+    server: Server, book: Book, *, resume: bool, agreed: Callable[[Progress], None] = lambda _: None
+) -> None:
+    """A deployed run from its beginning, or from its last round, to its end; `agreed` is called before its
+    first round."""
     plan, progress = server.plan, book.restore() if resume else None
     try:
         if progress is None:
@@ -211,6 +214,7 @@ def carry_out(server: Server, book: Book, *, resume: bool) -> None:
             book.write_record("running", progress)
         else:
             book.tell(f"Resumed before round {progress.t + 1}.")
+        agreed(progress)
         while progress.t < plan.rounds:
             if plan.eval_every and progress.t % plan.eval_every == 0:
                 progress = evaluated(server, progress, last=False)[0]

@@ -12,8 +12,10 @@ process that has imported everything already, and used none of it: JAX and Polar
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
-import ipaddress
+import importlib
 import multiprocessing
 import os
 import ssl
@@ -21,150 +23,60 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping
-from contextlib import contextmanager
+import uuid
+from collections.abc import Callable, Iterator
 from multiprocessing import forkserver
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from pfedme.deploy import door
+from pfedme.deploy.door import MARK as MARK
+from pfedme.deploy.door import say
+
 BUNDLE = Path(__file__).with_name("bundle")
 """The Flower app."""
-MARK = "pfedme: "
-"""What a line in the log begins with that is meant for people."""
 FOREIGN = "The server sent a program that is not part of the pfedme on this machine"
-AGAIN_S = 60.0
-"""Seconds before the same is said again."""
 SEEN_S = 1.0
 """Seconds in which the server sees that a client has gone, before it is let in again."""
 PULL_S = 1.0
 """Seconds after which a client asks again whether there is something to do; Flower would wait for three."""
-CLIENTS_PATHS = ("/v1/fleet/", "/health")
-"""What other machines may ask for."""
-REFUSALS = {
-    "/v1/fleet/activate-node": "its key is not one of those that the server has",
-    "/v1/fleet/register-node": "it has no key",
-}
-"""What it means that a request is refused."""
-UNSIGNED = "its signature is not good at this time; see that the clocks of both machines agree"
-"""What it means if the status is 401."""
-
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
-
-_said: dict[str, float] = {}
-
-
-def say(line: str, about: str = "") -> None:
-    """Puts a line into the log, unless there was one a moment ago that said the same, or was `about` it."""
-    now = time.monotonic()
-    if now - _said.get(about or line, -AGAIN_S) >= AGAIN_S:
-        _said[about or line] = now
-        print(f"{MARK}{line}", flush=True)
-
-
-class Guard:
-    """What decides which requests come to the SuperLink."""
-
-    def __init__(self, app: App, gate: Path) -> None:
-        self.app, self.gate = app, gate
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        path, peer = scope["path"], (scope.get("client") or ("",))[0]
-        if not path.startswith(CLIENTS_PATHS) and not is_here(peer, (scope.get("server") or ("",))[0]):
-            say(f"Refused {peer}: it asked for {path[:60]!r}, which is for this machine alone.", peer)
-            await answer(send, 404)
-            return
-        if path.startswith("/v1/fleet/") and not self.gate.exists():
-            await answer(send, 503)
-            return
-
-        async def watched(message: MutableMapping[str, Any]) -> None:
-            why = REFUSALS.get(path)
-            if why and message["type"] == "http.response.start" and 400 <= message["status"] < 500:
-                say(f"Refused a client at {peer}: {UNSIGNED if message['status'] == 401 else why}.")
-            await send(message)
-
-        await self.app(scope, receive, watched)
-
-
-def is_here(peer: str, server: str) -> bool:
-    """Whether a connection comes from this machine: from a loopback, or from the address that it goes to.
-
-    >>> is_here("127.0.0.1", "127.0.0.1"), is_here("10.0.0.7", "10.0.0.7"), is_here("10.0.0.8", "10.0.0.7")
-    (True, True, False)
-    """
-    try:
-        address = ipaddress.ip_address(peer.partition("%")[0])
-    except ValueError:
-        return False
-    mapped = getattr(address, "ipv4_mapped", None)
-    return (mapped or address).is_loopback or peer == server
-
-
-async def answer(send: Send, status: int) -> None:
-    """Answers a request with a status and nothing else."""
-    await send({"type": "http.response.start", "status": status, "headers": [(b"content-length", b"0")]})
-    await send({"type": "http.response.body", "body": b""})
-
-
-class Handshake(ssl.SSLObject):
-    """A TLS connection that says why it did not come about."""
-
-    def do_handshake(self) -> None:
-        try:
-            super().do_handshake()
-        except ssl.SSLWantReadError:
-            raise
-        except ssl.SSLError as error:
-            say(f"Refused a connection: {why_no_handshake(error)}.")
-            raise
-
-
-def why_no_handshake(error: ssl.SSLError) -> str:
-    """What went wrong, for people."""
-    reason = error.reason or str(error)
-    if "HTTP_REQUEST" in reason or "WRONG_VERSION" in reason or "PACKET_LENGTH" in reason:
-        return "it came without TLS"
-    if "UNKNOWN_CA" in reason or "CERTIFICATE" in reason:
-        return "the other side does not trust this server's certificate; it has another ca.crt or address"
-    return f"TLS failed ({reason})"
+MOST_BYTES = "PFEDME_MOST_BYTES"
+"""The variable, in a client's environment, of how many bytes it takes of a server's message."""
 
 
 def superlink(gate: Path) -> None:
     """Flower's SuperLink, guarded."""
     from flwr.supercore import http_logging
     from flwr.superlink import main
-    from flwr.superlink.cli import flower_superlink
     from flwr.superlink.servicer.fleet import fleet_handlers
 
-    ssl.SSLContext.sslobject_class = Handshake
+    cli = importlib.import_module("flwr.superlink.cli.flower_superlink")
+    ssl.SSLContext.sslobject_class = door.Handshake
     http_logging.ROUTINE_ACCESS_PATHS |= {"/v1/control/list-runs"}
-    create = main.create_app
+    create, orders = main.create_app, door.Orders(gate)
+    ledger = door.Ledger(orders)
 
     def guarded(*args: Any) -> Any:
         app = create(*args)
-        app.add_middleware(Guard, gate=gate)
+        app.add_middleware(door.Guard, orders=orders, state=app.state.linkstate_factory.state)
         return app
 
     main.create_app = guarded
-    fleet_handlers.__dict__["activate_node"] = replacing(fleet_handlers.activate_node)
-    flower_superlink()
+    fleet_handlers.__dict__.update(ledger.handlers(fleet_handlers.__dict__))
+    fleet_handlers.__dict__["activate_node"] = replacing(fleet_handlers.activate_node, ledger.replace)
+    cli.__dict__["uvicorn"] = SimpleNamespace(run=functools.partial(door.run, orders))
+    cli.flower_superlink()
 
 
-def replacing(activate: Callable[..., Any]) -> Callable[..., Any]:
+def replacing(activate: Callable[..., Any], seen: Callable[[int], object] = id) -> Callable[..., Any]:
     """Lets a client in that has a key and was there already: Flower would turn away one that was killed and
     came back, until it missed the old one, a minute later."""
 
     def activated(request: Any, state: Any) -> Any:
         node = state.get_node_id_by_public_key(request.public_key)
         if node is not None and state.deactivate_node(node):
+            seen(node)
             time.sleep(SEEN_S)
         return activate(request=request, state=state)
 
@@ -173,16 +85,32 @@ def replacing(activate: Callable[..., Any]) -> Callable[..., Any]:
 
 def supernode(gate: Path) -> None:
     """Flower's SuperNode, which runs our app only."""
+    from flwr.supernode import fleet_http_connection as link
     from flwr.supernode import start_client_internal as node
     from flwr.supernode.cli import flower_supernode
-    from flwr.supernode.fleet_http_connection import http_request_response as connect
+    from flwr.supernode.fleet_http_client import FleetHttpClient
 
-    own = program()
+    own, connect = program(), link.http_request_response
+    intake = door.Intake(int(os.environ.get(MOST_BYTES) or 2**30))
+    this = uuid.uuid4().hex
 
-    @contextmanager
+    class Client(FleetHttpClient):
+        """Flower's, which takes what it is sent by measure."""
+
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            self._client.follow_redirects = False
+            self._client.headers.update({"accept-encoding": "identity", door.WHICH: this})
+            self._client.event_hooks = {"response": [intake.meter, door.tell_if_replaced]}
+
+    @contextlib.contextmanager
     def connected(*args: Any) -> Iterator[tuple[Any, ...]]:
         with connect(*args) as connection:
             id, receive, send, get_run, get_fab, *rest = connection
+
+            def receive_some() -> Any:
+                got = receive()
+                return got if got is not None and intake.begin(got[1]) else None
 
             def get_own_fab(fab_hash: str, run_id: int) -> Any:
                 fab = get_fab(fab_hash, run_id)
@@ -191,14 +119,16 @@ def supernode(gate: Path) -> None:
                     raise SystemExit(1)
                 return fab
 
-            yield id, receive, send, get_run, get_own_fab, *rest
+            yield id, receive_some, send, get_run, get_own_fab, *rest
 
     pull = node.__dict__["_pull_and_store_message"]
 
     def pulled(**given: Any) -> int:
-        while (run := pull(**given)) is None:
+        while True:
+            with contextlib.suppress(door.TooMuch):
+                if (run := pull(**given)) is not None:
+                    return run
             time.sleep(PULL_S)
-        return run
 
     def start(words: list[str]) -> object:
         child = subprocess.Popen([*command("superexec", gate), *words[1:]])
@@ -206,6 +136,7 @@ def supernode(gate: Path) -> None:
         threading.Thread(target=lambda: (child.wait(), os._exit(1)), daemon=True).start()
         return child
 
+    link.__dict__["FleetHttpClient"] = Client
     node.__dict__.update(
         http_request_response=connected,
         _pull_and_store_message=pulled,

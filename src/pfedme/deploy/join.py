@@ -17,7 +17,8 @@ import tomli_w
 from pfedme.data.table import OPTIONS, Table, joined
 from pfedme.deploy.client import DONE, REFUSED
 from pfedme.deploy.console import plan_lines
-from pfedme.deploy.flower import FOREIGN, MARK, command
+from pfedme.deploy.door import MARK, TURNED_OUT
+from pfedme.deploy.flower import FOREIGN, MOST_BYTES, command
 from pfedme.deploy.keys import ClientKeys
 from pfedme.deploy.pins import Pins
 from pfedme.deploy.policy import Policy
@@ -92,7 +93,7 @@ def at_work(state: Path) -> Iterator[None]:
 def join(client: Joining, say: Callable[[str], None]) -> None:
     """Takes part until the server says that the run is over."""
     pause, seen, asked = FIRST_PAUSE_S, time.monotonic(), Approval(client)
-    os.environ["PFEDME_MOST_BYTES"] = str(int(1e6 * client.policy.max_megabytes))
+    os.environ[MOST_BYTES] = str(int(1e6 * client.policy.max_megabytes))
     with private_home() as home:
         (home / "node.toml").write_text(tomli_w.dumps(client.node_config()))
         while True:
@@ -161,12 +162,17 @@ def _watch(
                 raise RunError(
                     f"{FOREIGN}; nothing of it was run. Both sides must have the same version of pfedme."
                 )
+            if TURNED_OUT in line:
+                raise RunError(
+                    f"{TURNED_OUT}. If that was not you, somebody else has the key: ask whoever runs the "
+                    "server for a new one."
+                )
             if "SuperNode ID" in line:
                 connected = True
                 say(f"Connected to {client.server} as {client.table.owner}.")
             elif "Receiving: " in line:
                 busy = True
-            elif any(words in line for words in ("Sent successfully", "Failed to send", "Ignoring")):
+            elif any(words in line for words in ("Sent successfully", "Failed to", "Ignoring")):
                 busy = False
             elif "Connection attempt failed" in line and not trying:
                 trying = True

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from pfedme.deploy.book import LEDGER, LOG, note
-from pfedme.deploy.flower import BUNDLE, MARK, command
+from pfedme.deploy.door import MARK
+from pfedme.deploy.flower import BUNDLE, command
 from pfedme.deploy.keys import server_keys
 from pfedme.deploy.link import Link, Status
 from pfedme.deploy.plan import Plan
@@ -154,7 +155,8 @@ def _serve(setup: Setup, out: Path, home: Path, screen: Rounds, *, resume: bool)
         options += ["--insecure"]
     os.environ.update(off_proxies(own_address(setup.host)))
     gate, seen = home / "gate", lines_since(out / LOG, 0)[1]
-    config = {**setup.config, "out": str(out.absolute()), "resume": resume}
+    own = {"out": str(out.absolute()), "limit": str(home / "limit"), "resume": resume}
+    config = {**setup.config, **own}
     ca = keys.ca if keys else None
     with Kept([*command("superlink", gate), *options], out / FLOWER_LOG, home) as process:
         await_health(process, setup.host, setup.port, ca)
