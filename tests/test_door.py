@@ -147,7 +147,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 def callers(live: Live) -> dict[str, Caller]:
     """Both clients, each of which was asked something; and somebody whose key the server has not."""
     live.stranger()
-    made = {who: Caller(live, live.folder / "keys/clients" / who) for who in NAMES}
+    made = {who: Caller(live, live.own(who)) for who in NAMES}
     for one in made.values():
         one.activate()
     for one in made.values():
@@ -449,7 +449,7 @@ def test_a_client_is_told_that_another_has_come_with_its_key(tmp_path: Path):
         live.server(PFedMe(), "--min-clients", "2", "--rounds", "2")
         live.client("east")
         soon(lambda: "Connected to" in live.said("east"), 60, "a connection")
-        Caller(live, live.folder / "keys/clients/east").activate("another")
+        Caller(live, live.own("east")).activate("another")
         soon(lambda: door.TURNED_OUT in live.said("east"), 30, "a word")
 
 

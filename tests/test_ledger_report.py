@@ -35,7 +35,7 @@ def folder(
     """The folder of a run whose clients told nothing of their scores, with this ledger."""
     out.mkdir(parents=True)
     names = sorted({part.client for part in parts})
-    rounds = 1 + max((part.round for part in parts), default=0)
+    rounds = max((part.round for part in parts), default=1)
     plan = Plan(algorithm=FedAvg(**QUICK), model=MLR(), rounds=rounds, cohort=4, min_clients=1)
     Book(plan, out, f"pfedme server --rounds {rounds}").write_record(
         status, None, changes.pop("reason", None)
@@ -54,7 +54,7 @@ def many(clients: int, rounds: int, seed: int = 0, name: str = "client {}") -> l
     """The ledger of rounds with faults, some of which had to be repeated."""
     rng = np.random.default_rng(seed)
     parts = []
-    for t in range(rounds):
+    for t in range(1, rounds + 1):
         cohort = rng.choice(clients, min(4, clients), replace=False)
         for attempt in range(1, 3 if rng.random() < 0.3 else 2):
             for c in cohort:
@@ -68,6 +68,7 @@ def many(clients: int, rounds: int, seed: int = 0, name: str = "client {}") -> l
                         t, attempt, name.format(c), outcome, reason.get(outcome, ""),
                         int(rng.integers(10, 99)) if counted else None,
                         float(rng.uniform(1, 2)) if counted else None,
+                        1.0 if counted and t % 3 == 0 else None,
                         step if counted else None, step * float(rng.uniform(0.5, 1.2)) if counted else None,
                     )
                 )  # fmt: skip
@@ -93,11 +94,12 @@ def test_the_grid_and_the_table_are_the_ledger(tmp_path: Path):
     assert (grid["each"], grid["rounds"], told["rounds"]) == (1, 12, 12)
     assert len(grid["cells"]) == len(tries)
     for cell in grid["cells"]:
-        own = tries[grid["clients"][cell["row"]], cell["column"]]
+        own = tries[grid["clients"][cell["row"]], cell["column"] + 1]
         last = own[-1]
         assert cell["outcomes"] == [int(last.outcome == word) for word in WORDS]
         assert (cell["tries"], cell["reason"], cell["rows"]) == (len(own), last.reason, last.rows)
         assert cell["norm"] == (None if last.norm is None else close(last.norm))
+        assert cell["clipped"] == last.clipped
         if last.step is not None and last.without is not None:
             assert cell["effect"] == pytest.approx((last.step - last.without) / last.step, abs=1e-5)
     assert told["repeated"] == len({p.round for p in parts if p.attempt == 2})
@@ -109,6 +111,7 @@ def test_the_grid_and_the_table_are_the_ledger(tmp_path: Path):
         counted = [p for p in own if p.outcome == "counted"]
         assert line["rows"] == counted[-1].rows
         assert line["norm"] == close(float(np.mean([p.norm or 0 for p in counted])))
+        assert line["shortened"] == sum(p.clipped is not None for p in counted)
         effects = [(p.step - p.without) / p.step for p in counted if p.step and p.without]
         assert line["effect"] == pytest.approx(np.mean(effects), abs=1e-5)
 
@@ -140,9 +143,9 @@ def test_many_rounds_and_clients_are_drawn_as_few_cells_that_hold_them_all(
 def test_who_was_refused_or_dropped_is_named_with_the_reason(tmp_path: Path):
     far = "its update of length {} is far beyond the usual 0.31"
     parts = [
-        Part(0, 1, "north", "dropped", far.format("2e+06"), norm=2e6),
-        Part(0, 2, "north", "dropped", far.format("3e+06"), norm=3e6),
-        Part(1, 1, "north", "dropped", far.format("4e+06"), norm=4e6),
+        Part(1, 1, "north", "dropped", far.format("2e+06"), norm=2e6),
+        Part(1, 2, "north", "dropped", far.format("3e+06"), norm=3e6),
+        Part(2, 1, "north", "dropped", far.format("4e+06"), norm=4e6),
         Part(4, 1, "north", "dropped", "it has numbers that are not finite"),
         Part(4, 1, "south", "failed", "Values are missing"),
         Part(4, 1, "west", "failed", "the round had too few good replies", norm=1.0),
@@ -154,14 +157,14 @@ def test_who_was_refused_or_dropped_is_named_with_the_reason(tmp_path: Path):
         "lines": [{"client": "east", "reason": "its table has no column 'age'"}],
     }
     assert [(line["times"], line["rounds"], line["reason"]) for line in told["dropped"]["lines"]] == [
-        (3, "rounds 0–1", far.format("4e+06")),
+        (3, "rounds 1–2", far.format("4e+06")),
         (1, "round 4", "it has numbers that are not finite"),
     ]
     assert [line["client"] for line in told["failed"]["lines"]] == ["south"]
 
 
 def test_a_client_whose_part_was_the_whole_step(tmp_path: Path):
-    parts = [Part(0, 1, "a", "counted", norm=2.0, step=2.0, without=0.0), Part(1, 1, "a", "counted", norm=0.0,
+    parts = [Part(1, 1, "a", "counted", norm=2.0, step=2.0, without=0.0), Part(2, 1, "a", "counted", norm=0.0,
              step=0.0, without=0.0)]  # fmt: skip
     (line,) = shown(folder(tmp_path / "run", parts))["parts"][0]["table"]
     assert (line["norm"], line["effect"], line["rows"]) == (1, 1, None)
@@ -286,8 +289,9 @@ def test_federations_that_look_alike_are_told_apart(tmp_path: Path):
     [
         ("ledger.csv", "counted", "dancing", "no outcome 'dancing'"),
         ("ledger.csv", "attempt", "try", "no column 'attempt'"),
-        ("ledger.csv", "\n0,", "\n0.5,", "no whole number"),
-        ("ledger.csv", "\n0,", "\n,", "no whole number"),
+        ("ledger.csv", "\n1,", "\n1.5,", "no whole number"),
+        ("ledger.csv", "\n1,", "\n0,", "no whole number"),
+        ("ledger.csv", "\n1,", "\n,", "no whole number"),
         ("record.json", '"clients": ["client 0",', '"clients": [7,', "no text"),
     ],
 )
@@ -363,7 +367,7 @@ TIP = "(() => { const t = document.querySelector('#parts .tip'); return t.hidden
 def test_hovering_a_cell_tells_about_it(tab: Page, pages: dict[str, Path], width: int):
     tab.open(pages["few"], width=width)
     for (client, t), own in plainly(many(5, 12)).items():
-        column = CELL.replace("CLIENT", json.dumps(client)).replace("COLUMN", json.dumps(str(t)))
+        column = CELL.replace("CLIENT", json.dumps(client)).replace("COLUMN", json.dumps(str(t - 1)))
         tab.move(*tab.evaluate(column))
         text, last = tab.evaluate(TIP), own[-1]
         assert text.startswith(f"{client}, round {t}\n")

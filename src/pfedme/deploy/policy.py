@@ -134,7 +134,8 @@ class Policy:
             if column.kind == "number":
                 _check_scaling(column, told.numbers[column.name])
             else:
-                _check_texts(f"column '{column.name}'", column.categories, told.categories[column.name])
+                own = told.categories[column.name]
+                _check_texts(f"column '{column.name}'", column.categories, own, MOST_CATEGORIES)
         if schema.task == "regression":
             label = Column(schema.label, "number", schema.label_mean, schema.label_scale)
             _check_scaling(label, told.quantity or Moments(0, 0.0, 0.0))
@@ -145,7 +146,7 @@ class Policy:
                 f"the agreement has {len(schema.labels):,} classes, and its limit is {most} (--max-classes, "
                 "if the label can have more than its rows have)"
             )
-        _check_texts(f"label '{schema.label}'", schema.labels, told.classes)
+        _check_texts(f"label '{schema.label}'", schema.labels, told.classes, most)
 
     def check_size(self, parameters: int) -> None:
         """Raises a refusal if a model with so many parameters is too large."""
@@ -166,8 +167,8 @@ def _check_scaling(column: Column, own: Moments) -> None:
         raise Refusal(f"the agreed scaling of '{column.name}' is far from that of its rows")
 
 
-def _check_texts(what: str, texts: Sequence[str], own: Sequence[str]) -> None:
-    if len(texts) > MOST_CATEGORIES or not all(isinstance(t, str) and len(t) <= LONGEST_TEXT for t in texts):
+def _check_texts(what: str, texts: Sequence[str], own: Sequence[str], most: int) -> None:
+    if len(texts) > most or not all(isinstance(t, str) and len(t) <= LONGEST_TEXT for t in texts):
         raise Refusal(f"the agreed texts of the {what} are impossible")
     if len(set(texts)) != len(texts) or not set(own) <= set(texts):
         raise Refusal(f"the agreement leaves out texts of its {what}, or has one twice")
