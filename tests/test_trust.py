@@ -592,7 +592,7 @@ def test_who_tells_what_is_far_off_has_no_part_in_the_scaling(tmp_path: Path):
 
 def accuracy(federation: Federation, attackers: int, clip: float, *, bad: bool = True) -> float:
     """The shared model's accuracy, in percent, at the honest clients after 60 rounds in which the first ones
-    flip their updates and make them three times as long, if they are `bad`."""
+    flip their updates and make them three times as long as is usual, if they are `bad`."""
     clients = federation.clients
     model = MLR().build(federation.features, federation.classes)
     simulation = Simulation(FedAvg(eta=0.02), model, federation, cohort=clients)
@@ -601,7 +601,10 @@ def accuracy(federation: Federation, attackers: int, clip: float, *, bad: bool =
     for t in range(60):
         w = np.asarray(state.w.ravel())
         uploads = np.array(simulation.update(state, np.arange(clients)).upload.ravel(1))
-        uploads[:attackers] = w - 3 * (uploads[:attackers] - w) if bad else uploads[:attackers]
+        lengths = np.linalg.norm(uploads - w, axis=1)
+        if bad:
+            far = 3 * np.median(lengths[attackers:]) / lengths[:attackers, None]
+            uploads[:attackers] = w - far * (uploads[:attackers] - w)
         lengths = np.linalg.norm((uploads - w).astype(float), axis=1)
         parts = {str(k): Part(t + 1, 1, str(k), "counted", norm=float(n)) for k, n in enumerate(lengths)}
         sent = {str(k): judge.Upload(upload, 1) for k, upload in enumerate(uploads)}
