@@ -111,12 +111,8 @@ def commands(out: Path, tables: list[Path], rounds: int, env: dict[str, str]) ->
                 "--label",
                 "y",
             ]
-            words += [
-                "--keys",
-                str(keys / "clients" / name),
-                "--state",
-                str(out.with_name(f"{out.name}-{name}")),
-            ]
+            words += ["--keys", str(keys / "clients" / name), "--approve", "any"]
+            words += ["--state", str(out.with_name(f"{out.name}-{name}"))]
             stack.enter_context(process(*words, log=out.with_name(f"{out.name}-{name}.log"), env=env))
         return round_times(out)
 
@@ -180,6 +176,7 @@ def main() -> None:
             tables = write_tables(folder, args.clients)
             for k, table in enumerate(tables):
                 node = f"name='client{k}' data='{table}' label='y' state-dir='{folder / f'state{k}'}'"
+                node += " approve='any'"
                 words = ("flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{port}")
                 words += ("--port", str(free_port()), "--node-config", node)
                 stack.enter_context(process(*words, log=folder / f"node{k}.log", env=env))

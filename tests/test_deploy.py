@@ -418,7 +418,7 @@ def test_what_goes_wrong_at_a_client_is_told_at_its_own_console(
         raise ValueError("row 7 is 'Mrs X'")
 
     message = Message(content=app.packed(Content({}, {})), message_type="train", dst_node_id=1)
-    context = SimpleNamespace(node_config={"name": "north", "data": "x.csv", "state-dir": "state"})
+    context = SimpleNamespace(run_id=1, node_config={"name": "north", "data": "x.csv", "state-dir": "state"})
     reply = app.unpacked(app.answered(failing)(message, context).content)
     assert reply.words == {"name": "north", "error": "its program failed, and its own console says why"}
     said = capsys.readouterr().out

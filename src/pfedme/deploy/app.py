@@ -59,13 +59,14 @@ def unpacked(records: RecordDict) -> Content:
     return Content(json.loads(str(records.config_records["config"]["words"])), arrays)
 
 
-def client_of(config: Mapping[str, Any]) -> Client:
-    """The client that a node's configuration describes."""
+def client_of(config: Mapping[str, Any], run: str) -> Client:
+    """The client that a node's configuration describes, in one of Flower's runs."""
     fields = {name: config[key] for name in OPTIONS if (key := name.replace("_", "-")) in config}
     table = build(Table, {**fields, "path": config["data"], "owner": config["name"]}, "the client")
     limits = {name: config[key] for name in field_types(Policy) if (key := name.replace("_", "-")) in config}
     policy = build(Policy, limits, "the client's policy").checked()
-    return Client(table, Path(str(config["state-dir"])), bool(config.get("share-metrics", False)), policy)
+    share = bool(config.get("share-metrics", False))
+    return Client(table, Path(str(config["state-dir"])), share, policy, run)
 
 
 def say(line: str) -> None:
@@ -79,7 +80,7 @@ def answered(work: Callable[[Client, Content], Content]) -> Callable[[Message, C
     def handle(message: Message, context: Context) -> Message:
         keep_compiled_programs(0.0)  # a process for each message would compile even the smallest again
         try:
-            client = client_of(context.node_config)
+            client = client_of(context.node_config, str(context.run_id))
             with ending_after(client.policy.max_seconds):
                 content = work(client, unpacked(message.content))
         except Refusal as refusal:

@@ -56,11 +56,13 @@ class Client:
     """Whether the server may know how many test rows its models are right about."""
     policy: Policy = dataclasses.field(default_factory=Policy)
     """What a server may ask for."""
+    run: str = ""
+    """The number of Flower's run, where nobody but Flower knows when one begins."""
 
     @property
     def pins(self) -> Pins:
         """What the client is bound by."""
-        return Pins(self.state)
+        return Pins(self.state, self.run)
 
     @property
     def told(self) -> Told:

@@ -51,7 +51,7 @@ def told_lines(told: Told, policy: Policy) -> list[str]:
 def _moments(own: Moments | None) -> str:
     if own is None or not own.values:
         return "nothing"
-    return f"{own.values:,.0f} values, mean {own.mean:.6g}, standard deviation {own.spread**0.5:.6g}"
+    return f"{own.values:,.0f} values, mean {own.mean:.10g}, standard deviation {own.spread**0.5:.6g}"
 
 
 def _listed(texts: Sequence[str]) -> str:

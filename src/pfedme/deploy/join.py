@@ -140,7 +140,8 @@ class Approval:
                 "The plan must be approved, and there is no terminal to ask at; nothing of the table has "
                 f"left this machine. To take part in this plan, add --approve {found['sha256']}"
             )
-        print("Take part, and let leave what is listed above? [yes/no] ", end="", file=sys.stderr, flush=True)
+        question = "Take part, and let what is listed above leave this machine? [yes/no] "
+        print(question, end="", file=sys.stderr, flush=True)
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             raise InputError("The plan was not approved; nothing of the table has left this machine.")
         pins.approve()

@@ -28,8 +28,8 @@ PLAN, AGREEMENT, ROUNDS, SESSION = "plan.json", "agreement.json", "rounds.json",
 class Pins:
     """The files by which a client in a state folder remembers what it is bound by."""
 
-    def __init__(self, state: Path) -> None:
-        self.state = state
+    def __init__(self, state: Path, run: str = "") -> None:
+        self.state, self.run = state, run
 
     def begin(self) -> None:
         """Notes that the client was started anew; a run that is over leaves nothing that binds it."""
@@ -78,7 +78,8 @@ class Pins:
         if found.get("sha256") == sha and not found["over"]:
             return sha
         same_plan = found and sha256(found["agreement"]["plan"]) == sha256(agreement["plan"])
-        if same_plan and self._answered(found):
+        ended = found.get("over") and found["session"] != self._session()
+        if same_plan and self._answered(found) and not ended:
             raise Refusal(
                 f"it is bound by the agreement {found['sha256'][:12]}…, of which it has answered a round; "
                 f"its owner can end that by removing {AGREEMENT} from the state folder"
@@ -90,6 +91,7 @@ class Pins:
                 "fingerprint": fingerprint,
                 "over": False,
                 "secret": secrets.token_hex(8),
+                "session": self._session(),
                 "agreement": agreement,
             },
         )
@@ -133,8 +135,8 @@ class Pins:
     def _session(self) -> str:
         try:
             return (self.state / SESSION).read_text()
-        except FileNotFoundError:  # a client that Flower's own programs run is one session
-            return ""
+        except FileNotFoundError:  # a client that Flower's own programs run: a session for each run
+            return self.run
 
     def _read(self, name: str) -> Words | None:
         try:
