@@ -87,6 +87,56 @@ if b"forkserver" in pathlib.Path("/proc/self/cmdline").read_bytes():
 '''
 
 
+LIAR = '''
+"""Makes the server ask in its second round for what was not agreed on, each time for something else."""
+import importlib.util, pathlib, sys
+
+
+class Hook:
+    def find_spec(self, name, *_):
+        if name != "pfedme.deploy.server":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        run = spec.loader.exec_module
+
+        def exec_module(module):
+            run(module)
+            replies = module.Server.replies
+
+            def lying(server, progress, here, cohort, attempt):
+                if progress.t == 1 and attempt <= 4:
+                    words = server.words
+
+                    def changed(progress, name):
+                        plan = server.plan.offer()
+                        if attempt == 3:
+                            plan["algorithm"]["eta"] = 0.1
+                        if attempt == 4:
+                            plan["seed"] = 6
+                        own = words(progress, name)
+                        sha = progress.agreement.sha256(plan)
+                        return {**own, "round": own["round"] - (attempt == 1), "agreement": sha}
+
+                    server.words = changed
+                    if attempt == 2:
+                        progress = module.dataclasses.replace(progress, t=0, w=progress.w + 1)
+                    found = replies(server, progress, here, cohort, attempt)
+                    del server.words
+                    return found
+                return replies(server, progress, here, cohort, attempt)
+
+            module.Server.replies = lying
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+
+if b"flwr-serverapp" in pathlib.Path("/proc/self/cmdline").read_bytes():
+    sys.meta_path.insert(0, Hook())
+'''
+
+
 def soon(true: Callable[[], Any], within: float, what: str) -> Any:
     """What a function returns once that is true; an error if it does not become so."""
     until = time.monotonic() + within
@@ -154,7 +204,7 @@ class Live:
         return self.children[who]
 
     def server(
-        self, algorithm: Algorithm, *options: str, within: Sequence[str] = ()
+        self, algorithm: Algorithm, *options: str, within: Sequence[str] = (), code: str = ""
     ) -> subprocess.Popen[bytes]:
         """Starts the server."""
         values = {name: value for name, value in to_json(algorithm).items() if value not in (None, "")}
@@ -162,7 +212,7 @@ class Live:
         return self.start("server", [
             "server", "--algorithm", algorithm.name, *given, "--seed", "5", "--out", str(self.out),
             "--keys", str(self.folder / "keys"), "--listen", f"{self.host}:{self.port}", *options,
-        ], within=within)  # fmt: skip
+        ], within=within, code=code)  # fmt: skip
 
     def resume(self) -> subprocess.Popen[bytes]:
         """Starts the server again, where it stopped."""

@@ -11,13 +11,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import polars as pl
 import pytest
 
 pytest.importorskip("flwr", reason="pfedme[flower] is not installed")
 if sys.platform != "linux":
     pytest.skip("processes are found by /proc, which Linux has", allow_module_level=True)
 
-from live import NAMES, TRICKSTER, Live, federation, soon, table
+from live import LABEL, LIAR, NAMES, TRICKSTER, Live, federation, soon, table
 
 from pfedme.algorithms import Algorithm, FedAvg, PerFedAvg, PFedMe
 from pfedme.deploy.flower import BUNDLE, FOREIGN
@@ -159,6 +160,44 @@ def test_clients_that_mean_ill_are_turned_away_and_the_others_train_on(tmp_path:
         mine, theirs = (100 * one[kind]["accuracy"] for one in (disturbed, undisturbed))
         print(f"{kind} accuracy: {mine:.2f} %, undisturbed {theirs:.2f} %")
         assert abs(mine - theirs) <= 1, (kind, mine, theirs)
+
+
+def test_a_server_that_asks_for_what_was_not_agreed_on_gets_nothing(tmp_path: Path):
+    """An answered round with another w, twice, a changed step size, a changed seed, and then the truth."""
+    names, rounds = ("east", "north"), 3
+    with federation(tmp_path / "live", names) as live:
+        live.server(
+            PFEDME, "--rounds", str(rounds), "--min-clients", "2", "--min-replies", "2", "--tries", "5",
+            "--clip", "0", code=LIAR,
+        )  # fmt: skip
+        for name in names:
+            live.client(name)
+        live.finished()
+    print(live.log(), live.said("east"))
+    for name in names:
+        said = live.said(name)
+        sent = [message.words for message in live.sent(name) if message.kind == "train"]
+        assert [set(words) for words in sent] == [{"name"}] + 4 * [{"name", "error"}] + 2 * [{"name"}]
+        for why in ("it has answered round 1 for another w", "it is bound by the agreement "):
+            assert f"Refused what the server asked for: {why}" in said, said
+            assert f"Round 2: {name} failed ({why}" in live.log()
+    assert max(live.against_simulation(PFEDME, rounds).values()) < 1e-5
+
+
+def test_clients_of_a_run_that_has_failed_end(tmp_path: Path):
+    names = ("east", "north")
+    with federation(tmp_path / "live", names) as live:
+        for name in names:
+            rows = table(1).with_columns(pl.lit("no").alias(LABEL))
+            rows.write_csv(live.tables / f"{name}.csv")
+        live.server(PFEDME, "--rounds", "2", "--min-clients", "2")
+        for name in names:
+            live.client(name)
+        assert live.wait("server", 120) == 1
+        assert [live.wait(name, 60) for name in names] == [1, 1]
+    for who in ("server", *names):
+        assert "The run " in live.said(who)
+        assert "there is nothing to learn" in live.said(who)
 
 
 def test_a_client_runs_no_program_but_its_own(tmp_path: Path):
