@@ -4,7 +4,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 unexport PYTHONDONTWRITEBYTECODE  # the tests start many processes, which share their bytecode
 
-.PHONY: run test test-all test-live lint bench bench-peers bench-table bench-federation clean
+.PHONY: run test test-all test-live lint bench bench-peers bench-table bench-clipping bench-federation clean
 
 run: $(INSTALLED)
 	$(BIN)/pfedme compare \
@@ -35,6 +35,9 @@ bench-peers: $(INSTALLED)
 
 bench-table: $(INSTALLED)
 	$(BIN)/python bench/table.py
+
+bench-clipping: $(INSTALLED)
+	$(BIN)/python bench/clipping.py
 
 bench-federation: $(INSTALLED)
 	$(BIN)/python bench/federation.py
