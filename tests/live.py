@@ -8,6 +8,7 @@ import contextlib
 import csv
 import json
 import os
+import pty
 import shutil
 import signal
 import subprocess
@@ -179,13 +180,17 @@ class Live:
         for k, name in enumerate(names):
             table(k).write_csv(self.tables / f"{name}.csv")
         self.children: dict[str, subprocess.Popen[bytes]] = {}
+        self.keyboards: list[int] = []
         # What may be in the folder where somebody starts a command.
         (folder / "random.py").write_text("raise ImportError('not the one that is meant')\n")
 
     def start(
-        self, who: str, words: Sequence[str], *, within: Sequence[str] = (), code: str = ""
+        self, who: str, words: Sequence[str], *, within: Sequence[str] = (), code: str = "", typed: str = ""
     ) -> subprocess.Popen[bytes]:
-        """Starts `pfedme ...`; `code` is run first by each of its processes, and `within` is put before."""
+        """Starts `pfedme ...`; `code` is run first by each of its processes, and `within` is put before.
+
+        What is `typed` comes from a terminal; if nothing is, there is none.
+        """
         env = {**os.environ, MARK: self.mark, WHO: who, "PFEDME_CACHE": str(self.folder / "cache")}
         if self.host == "127.0.0.1":  # and a proxy that does not let this machine reach itself
             env |= dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY"), "http://127.0.0.1:9")
@@ -196,11 +201,15 @@ class Live:
             env["PYTHONPATH"] = os.pathsep.join([str(place), os.environ.get("PYTHONPATH", "")]).rstrip(":")
             env["PFEDME_SENT"] = str(self.folder / f"{who}.sent")
         program = str(Path(sys.executable).with_name("pfedme"))
+        keyboard, terminal = pty.openpty()
+        os.write(keyboard, typed.encode())
+        self.keyboards.append(keyboard)
         with (self.folder / f"{who}.txt").open("ab") as said:
             self.children[who] = subprocess.Popen(
-                [*within, program, *words], stdin=subprocess.DEVNULL, stdout=said, stderr=said, env=env,
-                cwd=self.folder, start_new_session=True,
+                [*within, program, *words], stdin=terminal if typed else subprocess.DEVNULL, stdout=said,
+                stderr=said, env=env, cwd=self.folder, start_new_session=True,
             )  # fmt: skip
+        os.close(terminal)
         return self.children[who]
 
     def server(
@@ -226,14 +235,16 @@ class Live:
         trust: Sequence[str] | None = None,
         within: Sequence[str] = (),
         code: str = RECORDER,
+        approve: str = "any",
+        typed: str = "",
     ) -> subprocess.Popen[bytes]:
         """Starts a client."""
         trust = ["--keys", str(self.own(name))] if trust is None else trust
         return self.start(name, [
             "client", "--server", f"{self.host}:{self.port}", "--label", LABEL,
             "--data", str(data or self.tables / f"{name}.csv"), "--state", str(self.state(name)),
-            "--approve", "any", "--batch-key", "seed", *trust, *options,
-        ], within=within, code=code)  # fmt: skip
+            "--approve", approve, "--batch-key", "seed", *trust, *options,
+        ], within=within, code=code, typed=typed)  # fmt: skip
 
     def clients(self, *options: str) -> None:
         """Starts all clients."""
@@ -419,3 +430,5 @@ def federation(
         for who, child in live.children.items():
             live.kill(who)
             child.wait()
+        for keyboard in live.keyboards:
+            os.close(keyboard)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import struct
 import subprocess
 import sys
@@ -18,6 +20,9 @@ if sys.platform != "linux":
 from live import LABEL, Live, federation
 
 from pfedme.algorithms import PFedMe
+from pfedme.deploy.messages import sha256
+from pfedme.deploy.plan import Plan
+from pfedme.models import MLR
 from pfedme.predictor import load, model_of
 
 NAMES = ("east", "süd-west")
@@ -33,8 +38,9 @@ def live(tmp_path_factory: pytest.TempPathFactory):
         live.server(
             ALGORITHM, "--rounds", str(ROUNDS), "--min-clients", "2", "--min-replies", "2", "--clip", "0"
         )
-        for name in NAMES:
-            live.client(name, *(["--share-metrics"] if name in SHARING else []))
+        plan = Plan(algorithm=ALGORITHM, model=MLR(), rounds=ROUNDS, seed=5)
+        live.client("east", "--share-metrics", approve="ask", typed="yes\n")
+        live.client("süd-west", approve=sha256(plan.offer()))
         live.finished(240)
         yield live
 
@@ -43,6 +49,29 @@ def test_the_models_are_those_of_a_simulation(live: Live):
     differences = live.against_simulation(ALGORITHM, ROUNDS)
     assert set(differences) == {"w", *NAMES}
     assert max(differences.values()) < 1e-5, differences
+
+
+def test_owners_see_the_plan_what_leaves_each_round_and_how_good_their_models_are(live: Live):
+    sha = sha256(Plan(algorithm=ALGORITHM, model=MLR(), rounds=ROUNDS, seed=5).offer())
+    agreed = re.search(r"The agreement's SHA-256 is (\w{64})\.", live.log())
+    assert agreed
+    assert f"The plan's SHA-256 is {sha};" in live.said("server")
+    for name in NAMES:
+        said = live.said(name)
+        lines = [
+            "numbers 'age': 180 values, mean ", f"SHA-256    {sha}",
+            f"Bound by the agreement of {', '.join(NAMES)}; its SHA-256 is {agreed[1]}.",
+            "Round 1: trained; w_i leaves this machine.", "Round 2: trained; w_i leaves this machine.",
+            "On its own test rows: shared model ",
+        ]  # fmt: skip
+        places = [said.index(line) for line in lines]
+        assert places == sorted(places)
+        assert "Round 3" not in said
+        scores = json.loads((live.state(name) / "scores.json").read_text())
+        assert f"personal model {100 * scores['personal']['accuracy']:.1f} % right" in said
+    assert "Round 1 of 2 is done" in live.log()
+    assert "let what is listed above leave this machine? [yes/no]" in live.said("east")
+    assert "[yes/no]" not in live.said("süd-west")
 
 
 def test_the_run_folder_is_complete(live: Live):
@@ -71,7 +100,9 @@ MODEL_KINDS = {"global", "local", "personal"}
 def test_nothing_but_what_is_listed_leaves_a_client(live: Live):
     w = np.asarray(model_of(live.out).theta.ravel())
     for name in NAMES:
-        sent = live.sent(name)
+        waiting = ("query.agree", {"name": name, "pending": True})
+        sent = [message for message in live.sent(name) if (message.kind, message.words) != waiting]
+        assert (len(sent) < len(live.sent(name))) == (name == "east"), "only east's owner is asked"
         assert [message.kind for message in sent] == [
             "query.agree",
             "query.join",

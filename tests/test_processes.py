@@ -19,6 +19,7 @@ import pytest
 pytest.importorskip("flwr")
 
 from live import federation
+from live import table as live_table
 
 from pfedme.algorithms import PFedMe
 from pfedme.cli import main
@@ -364,6 +365,23 @@ def test_a_server_that_was_stopped_before_it_listened_is_begun_by_resume(
         assert soon(lambda: not live.processes())
         live.resume()
         live.logged("Listening on")
+
+
+def test_a_client_gives_up_on_a_server_that_never_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    live_table(0).write_csv(tmp_path / "north.csv")
+    words = ["--server", f"127.0.0.1:{processes.free_port()}", "--data", str(tmp_path / "north.csv")]
+    words += ["--label", "sick", "--state", str(tmp_path / "state"), "--insecure", "--wait", "2"]
+    assert main(["client", *words]) == 1
+    assert "has not answered for 2 seconds (--wait)" in capsys.readouterr().err
+
+
+def test_a_message_that_takes_too_long_ends_its_program():
+    code = "import time; from pfedme.deploy.app import ending_after\nwith ending_after(0.1): time.sleep(60)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert (
+        "pfedme: Gave up: a message of the server took more than 0.1 seconds (--max-seconds)." in done.stdout
+    )
 
 
 def test_other_machines_may_ask_only_for_what_clients_need():

@@ -30,6 +30,7 @@ from pfedme.deploy.server import Enough, Progress, Server, never
 from pfedme.devices import keep_compiled_programs
 from pfedme.errors import InputError, RunError, unknown
 from pfedme.models import parse_model
+from pfedme.schema import listed
 from pfedme.spec import build, field_types
 
 client = ClientApp()
@@ -118,8 +119,8 @@ def bound(own: Client, asked: Content) -> Content:
     """`Client.join`, told to the owner."""
     content = own.join(asked)
     if sha := content.words.get("bound"):
-        names = asked.words["agreement"]["names"]
-        say(f"Bound by the agreement of {len(names)} clients; its SHA-256 is {sha}.")
+        names = listed(asked.words["agreement"]["names"], quote=False)
+        say(f"Bound by the agreement of {names}; its SHA-256 is {sha}.")
     return content
 
 
