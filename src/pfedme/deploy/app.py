@@ -22,7 +22,8 @@ from pfedme.algorithms import ALGORITHMS
 from pfedme.data.table import OPTIONS, Table
 from pfedme.deploy.book import Book, carry_out
 from pfedme.deploy.client import SCORES, Client
-from pfedme.deploy.door import MARK, write_limit
+from pfedme.deploy.door import write_limit
+from pfedme.deploy.log import MARK
 from pfedme.deploy.messages import GONE, Content, Kind, Refusal, Reply, Words
 from pfedme.deploy.plan import Plan
 from pfedme.deploy.policy import Policy
