@@ -345,7 +345,7 @@ def test_nothing_leaves_before_the_owner_has_approved(tmp_path: Path):
     found = client.pins.offered()
     assert found is not None
     assert (found["sha256"], found["plan"], found["approved"]) == (sha256(plan), plan, False)
-    client.pins.approve()
+    client.pins.approve(sha256(plan))
     assert "numbers" in client.agree(asked).words
     by_hash = dataclasses.replace(client, policy=Policy(approve=sha256(plan)))
     client.pins.begin()

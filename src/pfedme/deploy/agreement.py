@@ -16,6 +16,7 @@ import numpy as np
 
 from pfedme import __version__
 from pfedme.data.fitting import MOST_CATEGORIES, Moments, Sums, Told, combine
+from pfedme.deploy.log import one_line
 from pfedme.deploy.messages import Words, sha256
 from pfedme.deploy.policy import LONGEST_TEXT
 from pfedme.errors import InputError
@@ -49,8 +50,8 @@ def from_words(words: Any) -> Told:
     """The inverse of `to_words`; raises an error for anything else."""
     if isinstance(words, dict) and words.get("version") != __version__:
         raise InputError(
-            f"it has pfedme {str(words.get('version'))[:20]}, and the server {__version__}; both sides must "
-            "have the same version."
+            f"it has pfedme {one_line(words.get('version'), 20)}, and the server {__version__}; both sides "
+            "must have the same version."
         )
     try:
         if len(words["numbers"]) + len(words["categories"]) > MOST_COLUMNS:
@@ -76,6 +77,7 @@ def from_words(words: Any) -> Told:
 def _text(value: Any) -> str:
     if not (isinstance(value, str) and len(value) <= LONGEST_TEXT):
         raise ValueError("a text that cannot be")
+    value.encode()  # an error for half a character, which JSON can hold and no file
     return value
 
 
@@ -193,7 +195,8 @@ def agree(said: Mapping[str, Any]) -> Agreement:
 
 
 def _refuse_inventors(told: dict[str, Told], refused: dict[str, str]) -> None:
-    """Moves those who tell of far more classes, or categories of a column, than the others to the refused."""
+    """Moves those who tell of far more classes, or categories of a column, than the others to the refused,
+    and one without whom they are not too many to agree on."""
     kinds: dict[str, Callable[[Told], Sequence[str]]] = {"label": lambda one: one.classes}
     for name in next(iter(told.values())).categories:
         kinds[f"column '{name}'"] = lambda one, name=name: one.categories[name]
@@ -206,6 +209,15 @@ def _refuse_inventors(told: dict[str, Told], refused: dict[str, str]) -> None:
                 f"{most:.0f} are believed."
             )
             del told[name]
+        if len(told) > 2 and len(set().union(*map(texts, told.values()))) > MOST_CATEGORIES:
+            rest = {name: set().union(*(texts(one) for n, one in told.items() if n != name)) for name in told}
+            name = min(rest, key=lambda name: len(rest[name]))
+            if len(rest[name]) <= MOST_CATEGORIES:
+                refused[name] = (
+                    f"its {what} has {len(texts(told[name])):,} different texts, and with them there are "
+                    f"more than the {MOST_CATEGORIES:,} that can be agreed on."
+                )
+                del told[name]
 
 
 def _middle(values: Sequence[float]) -> float:

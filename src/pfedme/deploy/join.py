@@ -144,7 +144,7 @@ class Approval:
         print("Take part, and let leave what is listed above? [yes/no] ", end="", file=sys.stderr, flush=True)
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             raise InputError("The plan was not approved; nothing of the table has left this machine.")
-        pins.approve()
+        pins.approve(found["sha256"])
 
 
 def _watch(

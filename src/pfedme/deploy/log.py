@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from typing import Any
 
 MARK = "pfedme: "
 """How a line for people begins, in a log that is otherwise Flower's."""
@@ -21,7 +22,16 @@ def say(line: str, about: str = "") -> None:
         for old in [key for key, when in _said.items() if now - when >= AGAIN_S]:
             del _said[old]
         _said[about or line] = now
-        print(f"{MARK}{line}", flush=True)
+        print(f"{MARK}{one_line(line)}", flush=True)
+
+
+def one_line(text: Any, most: int | None = None) -> str:
+    """A text as one line of printable characters, at most so many: others may have written it.
+
+    >>> one_line("gone" + chr(27) + "[2J"), one_line([1, 2, 3], 5)
+    ('gone [2J', '[1, 2')
+    """
+    return "".join(c if c.isprintable() else " " for c in str(text)[:most])
 
 
 def amount(count: int) -> str:

@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import sys
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
-
-import numpy as np
 
 from pfedme.algorithms import ALGORITHMS
 from pfedme.data.fitting import MOST_CATEGORIES, Moments, Told
@@ -159,12 +158,15 @@ class Policy:
 
 def _check_scaling(column: Column, own: Moments) -> None:
     numbers = (column.mean, column.scale, column.zero)
-    if not (all(isinstance(number, int | float) for number in numbers) and np.isfinite(numbers).all()):
+    if not all(type(number) in (int, float) and abs(number) <= sys.float_info.max for number in numbers):
         raise Refusal(f"the agreed scaling of '{column.name}' is impossible")
     if column.scale <= 0:
         raise Refusal(f"the agreed scaling of '{column.name}' is impossible")
     if own.values and max(abs(own.mean - column.mean), own.spread**0.5) > FAR * column.scale:
         raise Refusal(f"the agreed scaling of '{column.name}' is far from that of its rows")
+    # What numbers are counted from must be near them: from afar, rounding hides all but what a server likes.
+    if abs(column.zero - column.mean) > FAR * column.scale:
+        raise Refusal(f"the agreed scaling of '{column.name}' is impossible")
 
 
 def _check_texts(what: str, texts: Sequence[str], own: Sequence[str], most: int) -> None:
