@@ -223,6 +223,7 @@ def test_nothing_but_what_is_listed_leaves_a_client(share: bool, tmp_path: Path)
         elif kind == "agree":
             assert set(content.words) == {
                 "version", "label", "task", "impute", "numbers", "categories", "classes", "quantity",
+                "most_classes",
             }  # fmt: skip
             assert all(len(values) == 3 for values in content.words["numbers"].values())
             assert content.arrays == {}

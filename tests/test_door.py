@@ -54,8 +54,10 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from live import Live, federation, soon
 
 from pfedme.algorithms import PFedMe
-from pfedme.deploy import door
-from pfedme.deploy.door import AT_ONCE, MIB, Intake, TooMuch
+from pfedme.deploy import connections, door, intake
+from pfedme.deploy.door import AT_ONCE
+from pfedme.deploy.intake import Intake, TooMuch
+from pfedme.deploy.log import MIB
 
 NAMES = ("north", "south")
 INTERVAL = 1800.0
@@ -80,7 +82,7 @@ class Caller:
             [NodeAuthHttpInterceptor(self.key, self.key.public_key())],
         )  # fmt: skip
         if which:
-            made._client.headers[door.WHICH] = which
+            made._client.headers[intake.WHICH] = which
         return made
 
     def ask(self, method: str, request: Any, which: str = "") -> Any:
@@ -234,8 +236,8 @@ def test_of_strangers_nothing_is_read(live: Live, callers: dict[str, Caller]):
     ]
     with little_memory(live), ThreadPoolExecutor() as pool:
         assert list(pool.map(lambda headers: upload(live, headers, 400 * MIB), whose)) == [401] * 4
-    live.logged("Refused a client at 127.0.0.1: its key is not one of those that the server has", 10)
-    live.logged("Refused a client at 127.0.0.1: its signature is not good at this time", 10)
+    live.logged("Refused a client at 127.0.0.1: the server does not know its key", 10)
+    live.logged("Refused a client at 127.0.0.1: its signature is not valid now", 10)
 
 
 @pytest.mark.parametrize("chunked", [False, True], ids=["with its length", "without its length"])
@@ -282,7 +284,7 @@ def test_a_client_sends_in_its_own_name_and_to_the_server_alone(live: Live, nort
     for other in forged:
         assert north.ask("PushMessages", north.reply(tree, **other)) == 403, other
     assert not south.pull()
-    live.logged("Refused north: it sends a message in another's name, or to another client.", 10)
+    live.logged("Refused north: it sends a message in another client's name, or to another client.", 10)
 
 
 def test_a_client_asks_in_its_own_name(north: Caller, south: Caller):
@@ -320,14 +322,14 @@ def test_a_client_has_few_requests_under_way(live: Live, north: Caller):
 
 
 def test_there_are_few_connections_from_one_place(live: Live):
-    most = door.PER_KEY * len(NAMES) + door.BESIDES
+    most = connections.PER_KEY * len(NAMES) + connections.BESIDES
     with contextlib.ExitStack() as stack:
         links = [
             stack.enter_context(socket.create_connection((live.host, live.port))) for _ in range(most + 40)
         ]
         soon(lambda: len(select.select(links, [], [], 0)[0]) >= 40, 5, "refusals")
         assert len(select.select(links, [], [], 0)[0]) < 80
-    live.logged("Refused a connection from 127.0.0.1: there are too many.", 10)
+    live.logged("Refused a connection from 127.0.0.1: too many are open.", 10)
 
     def answered() -> bool:
         with contextlib.suppress(ConnectionError):
@@ -387,9 +389,9 @@ def test_two_clients_with_one_key_are_told_apart(live: Live, south: Caller):
     for one, other in (("first", "second"), ("second", "first"), ("first", "second")):
         south.activate(one)
         assert south.ask("SendNodeHeartbeat", alive, one).success
-        assert south.ask("SendNodeHeartbeat", alive, other) == door.REPLACED
+        assert south.ask("SendNodeHeartbeat", alive, other) == intake.REPLACED
         assert south.ask("DeactivateNode", DeactivateNodeRequest(node_id=south.node.node_id), other) == 409
-    live.logged("The key of south is in use by two clients at once", 10)
+    live.logged("Two clients are using the key of south at once", 10)
 
 
 class Flood(http.server.BaseHTTPRequestHandler):
@@ -428,10 +430,10 @@ def flood() -> Iterator[str]:
 @pytest.mark.parametrize("path", ["/v1/fleet/pull-object", "/chunked/pull-object", "/chunked/get-fab"])
 def test_a_client_takes_no_more_than_it_should(flood: str, path: str):
     Flood.sent = 0
-    intake = Intake(2 * MIB)
-    assert intake.begin(tree_of("message"))
+    taken = Intake(2 * MIB)
+    assert taken.begin(tree_of("message"))
     with (
-        httpx.Client(event_hooks={"response": [intake.meter]}, trust_env=False) as client,
+        httpx.Client(event_hooks={"response": [taken.meter]}, trust_env=False) as client,
         pytest.raises(TooMuch),
     ):
         client.get(flood + path)
@@ -450,7 +452,7 @@ def test_a_client_is_told_that_another_has_come_with_its_key(tmp_path: Path):
         live.client("east")
         soon(lambda: "Connected to" in live.said("east"), 60, "a connection")
         Caller(live, live.own("east")).activate("another")
-        soon(lambda: door.TURNED_OUT in live.said("east"), 30, "a word")
+        soon(lambda: intake.TURNED_OUT in live.said("east"), 30, "a word")
 
 
 @pytest.mark.slow

@@ -113,6 +113,7 @@ def test_nothing_but_what_is_listed_leaves_a_client(live: Live):
         assert (set(bound.words), bound.arrays) == ({"name", "bound"}, {})
         assert set(agreed.words) == {
             "name", "version", "label", "task", "impute", "numbers", "categories", "classes", "quantity",
+            "most_classes",
         }  # fmt: skip
         assert {column: len(told) for column, told in agreed.words["numbers"].items()} == {
             "age": 3,

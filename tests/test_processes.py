@@ -23,7 +23,7 @@ from live import table as live_table
 
 from pfedme.algorithms import PFedMe
 from pfedme.cli import main
-from pfedme.deploy import door, flower, join, keys, processes
+from pfedme.deploy import connections, door, flower, join, keys, processes
 from pfedme.deploy.keeper import LOCK, descendants
 from pfedme.errors import InputError
 
@@ -254,7 +254,7 @@ def test_what_went_wrong_with_tls_is_told_in_words(tmp_path: Path, capsys: pytes
     keys.make(tmp_path / "others", ["localhost"], ["north"])
     server = keys.server_keys(tmp_path / "keys")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.sslobject_class = door.Handshake
+    context.sslobject_class = connections.Handshake
     context.load_cert_chain(server.certificate, server.key)
 
     def turned_away(come: ssl.MemoryBIO, go: ssl.MemoryBIO) -> str:

@@ -345,7 +345,7 @@ def test_nothing_leaves_before_the_owner_has_approved(tmp_path: Path):
     found = client.pins.offered()
     assert found is not None
     assert (found["sha256"], found["plan"], found["approved"]) == (sha256(plan), plan, False)
-    client.pins.approve()
+    client.pins.approve(sha256(plan))
     assert "numbers" in client.agree(asked).words
     by_hash = dataclasses.replace(client, policy=Policy(approve=sha256(plan)))
     client.pins.begin()
@@ -553,6 +553,10 @@ IMPOSSIBLE: dict[str, tuple[Callable[[Words], Words], str]] = {
         lambda words: {**words, "classes": ["no", "yes", "x" * 50_000_000]},
         "is impossible",
     ),
+    "a third class": (
+        lambda words: {**words, "classes": ["no", "yes", "perhaps"], "most_classes": 1000},
+        "it has classes of 'sick' that no other client has, and most accept no more than 2",
+    ),
     "no class": (lambda words: {**words, "classes": []}, "is impossible"),
 }  # fmt: skip
 
@@ -562,6 +566,7 @@ def test_who_tells_the_impossible_is_named_and_left_out(name: str, tmp_path: Pat
     lie, why = IMPOSSIBLE[name]
     room = Lying(owners(tmp_path), tmp_path / "state")
     room.lies = {"north": lie}
+    room.clients = {n: dataclasses.replace(one, policy=SAFE) for n, one in room.clients.items()}
     plan = Plan(algorithm=FedAvg(**QUICK), model=MLR(), rounds=1, min_clients=4)
     found = Server(plan, room, print).begin().agreement
     assert found.names == tuple(n for n in NAMES if n != "north")

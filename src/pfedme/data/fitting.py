@@ -278,6 +278,8 @@ class Told:
     """The labels that occur, in a classification."""
     quantity: Moments | None = None
     """The same of the label as of a column of numbers, in a regression."""
+    most_classes: int = MOST_CATEGORIES
+    """How many classes the client lets the label have."""
 
 
 class Moments(NamedTuple):

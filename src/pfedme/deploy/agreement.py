@@ -16,6 +16,7 @@ import numpy as np
 
 from pfedme import __version__
 from pfedme.data.fitting import MOST_CATEGORIES, Moments, Sums, Told, combine
+from pfedme.deploy.log import one_line
 from pfedme.deploy.messages import Words, sha256
 from pfedme.deploy.policy import LONGEST_TEXT
 from pfedme.errors import InputError
@@ -49,8 +50,8 @@ def from_words(words: Any) -> Told:
     """The inverse of `to_words`; raises an error for anything else."""
     if isinstance(words, dict) and words.get("version") != __version__:
         raise InputError(
-            f"it has pfedme {str(words.get('version'))[:20]}, and the server {__version__}; both sides must "
-            "have the same version."
+            f"it has pfedme {one_line(words.get('version'), 20)}, and the server {__version__}; both sides "
+            "must have the same version."
         )
     try:
         if len(words["numbers"]) + len(words["categories"]) > MOST_COLUMNS:
@@ -63,7 +64,10 @@ def from_words(words: Any) -> Told:
             categories={_text(name): _texts(names) for name, names in words["categories"].items()},
             classes=_texts(words["classes"]),
             quantity=None if words["quantity"] is None else _moments(words["quantity"]),
+            most_classes=words["most_classes"],
         )
+        if type(told.most_classes) is not int or told.most_classes < 2:
+            raise ValueError("a limit that cannot be")
         if (told.task == "regression") != (told.quantity is not None) or told.task not in get_args(Task):
             raise ValueError("a task that cannot be")
         if told.task == "classification" and not told.classes:
@@ -76,6 +80,7 @@ def from_words(words: Any) -> Told:
 def _text(value: Any) -> str:
     if not (isinstance(value, str) and len(value) <= LONGEST_TEXT):
         raise ValueError("a text that cannot be")
+    value.encode()  # an error for half a character, which JSON can hold and no file
     return value
 
 
@@ -164,6 +169,9 @@ def agree(said: Mapping[str, Any]) -> Agreement:
             refused[name] = difference(one, example)
             del told[name]
     _refuse_inventors(told, refused)
+    _refuse_strange_classes(told, refused)
+    if not told:
+        return Agreement(Schema((), "", None, "classification"), (), refused)
     left_out: list[str] = []
     columns = [
         _number(name, {who: one.numbers[name] for who, one in told.items()}, left_out)
@@ -193,7 +201,8 @@ def agree(said: Mapping[str, Any]) -> Agreement:
 
 
 def _refuse_inventors(told: dict[str, Told], refused: dict[str, str]) -> None:
-    """Moves those who tell of far more classes, or categories of a column, than the others to the refused."""
+    """Moves those who tell of far more classes, or categories of a column, than the others to the refused,
+    and one without whom they are not too many to agree on."""
     kinds: dict[str, Callable[[Told], Sequence[str]]] = {"label": lambda one: one.classes}
     for name in next(iter(told.values())).categories:
         kinds[f"column '{name}'"] = lambda one, name=name: one.categories[name]
@@ -204,6 +213,29 @@ def _refuse_inventors(told: dict[str, Told], refused: dict[str, str]) -> None:
             refused[name] = (
                 f"its {what} has {count[name]:,} different texts, and most others' far fewer; only "
                 f"{most:.0f} are believed."
+            )
+            del told[name]
+        if len(told) > 2 and len(set().union(*map(texts, told.values()))) > MOST_CATEGORIES:
+            rest = {name: set().union(*(texts(one) for n, one in told.items() if n != name)) for name in told}
+            name = min(rest, key=lambda name: len(rest[name]))
+            if len(rest[name]) <= MOST_CATEGORIES:
+                refused[name] = (
+                    f"its {what} has {len(texts(told[name])):,} different texts, and with them there are "
+                    f"more than the {MOST_CATEGORIES:,} that can be agreed on."
+                )
+                del told[name]
+
+
+def _refuse_strange_classes(told: dict[str, Told], refused: dict[str, str]) -> None:
+    """Moves those who alone have a class to the refused, if there are more than most clients accept: else they
+    would make the others leave."""
+    most = _middle([one.most_classes for one in told.values()])
+    times = Counter(label for one in told.values() for label in set(one.classes))
+    if len(times) > most:
+        for name in [name for name, one in told.items() if any(times[label] == 1 for label in one.classes)]:
+            refused[name] = (
+                f"it has classes of '{told[name].label}' that no other client has, and most accept no more "
+                f"than {most:.0f} (--max-classes)."
             )
             del told[name]
 

@@ -22,10 +22,11 @@ from pfedme.algorithms import ALGORITHMS
 from pfedme.data.table import OPTIONS, Table
 from pfedme.deploy.book import Book, carry_out
 from pfedme.deploy.client import SCORES, Client
-from pfedme.deploy.door import MARK, write_limit
+from pfedme.deploy.door import write_limit
+from pfedme.deploy.log import MARK, one_line
 from pfedme.deploy.messages import GONE, Content, Kind, Refusal, Reply, Words
 from pfedme.deploy.plan import Plan
-from pfedme.deploy.policy import Policy
+from pfedme.deploy.policy import LONGEST_TEXT, Policy
 from pfedme.deploy.server import Enough, Progress, Server, never
 from pfedme.devices import keep_compiled_programs
 from pfedme.errors import InputError, RunError, unknown
@@ -72,7 +73,7 @@ def client_of(config: Mapping[str, Any], run: str) -> Client:
 
 def say(line: str) -> None:
     """A line for the owner of the client, at its console."""
-    print(f"{MARK}{line}", flush=True)
+    print(f"{MARK}{one_line(line)}", flush=True)
 
 
 def answered(work: Callable[[Client, Content], Content]) -> Callable[[Message, Context], Message]:
@@ -149,7 +150,9 @@ def news(told: Any) -> str:
         return ""
     where = f"Round {str(told.get('round'))[:10]}: this client's part"
     if told.get("outcome") == "counted":
-        return f"{where} counted, shortened from {told.get('norm'):.3g} to {told.get('clipped'):.3g}."
+        lengths = told.get("norm"), told.get("clipped")
+        norm, clipped = (f"{x:.3g}" if isinstance(x, float) else one_line(x, 10) for x in lengths)
+        return f"{where} counted, shortened from {norm} to {clipped}."
     return f"{where} did not count; the server says: {str(told.get('reason'))[:300]}."
 
 
@@ -198,8 +201,10 @@ class FlowerChannel:
                 "query.hello", dict.fromkeys(strangers, Content({}, {})), 30
             ).items():
                 if reply.content is not None:
-                    self.known[node] = str(reply.content.words.get("name", ""))
-        return sorted({self.known[node] for node in nodes if node in self.known})
+                    name = str(reply.content.words.get("name", ""))
+                    # The others would not accept an agreement with any other name in it.
+                    self.known[node] = name if len(name) <= LONGEST_TEXT and name.isprintable() else ""
+        return sorted({name for node in nodes if (name := self.known.get(node))})
 
     def ask(
         self, kind: Kind, contents: Mapping[str, Content], deadline: float, enough: Enough = never
@@ -219,7 +224,8 @@ class FlowerChannel:
         """The reply, once it is known that it does not come under another name."""
         claimed = reply.content.words.get("name") if reply.content else None
         if self.trusted is not None and claimed not in (None, self.known[node]):
-            return Reply(None, f"it calls itself '{claimed}', and its key is that of '{self.known[node]}'")
+            own, other = self.known[node], one_line(claimed, 60)
+            return Reply(None, f"it calls itself '{other}', and its key is that of '{own}'")
         return reply
 
     def _exchange(
@@ -254,7 +260,8 @@ def read_reply(message: Message) -> Reply:
     if message.has_error() and message.error.code == ErrorCode.NODE_UNAVAILABLE:
         return Reply(None, GONE)
     if message.has_error():
-        return Reply(None, f"its program failed ({message.error.reason or message.error.code})"[:300])
+        why = message.error.reason or message.error.code
+        return Reply(None, one_line(f"its program failed ({why})", 300))
     try:
         content = unpacked(message.content)
         if not isinstance(content.words, dict):
@@ -263,7 +270,7 @@ def read_reply(message: Message) -> Reply:
         # Whatever an ill-meaning client sends, the server goes on.
         return Reply(None, "its reply cannot be read")
     if "error" in content.words:
-        return Reply(None, str(content.words["error"])[:300])
+        return Reply(None, one_line(content.words["error"], 300))
     return Reply(content)
 
 

@@ -17,6 +17,7 @@ from pfedme import __version__
 from pfedme.data.deployed import Deployed
 from pfedme.deploy.agreement import Agreement
 from pfedme.deploy.ledger import ledger_csv
+from pfedme.deploy.log import one_line
 from pfedme.deploy.messages import Content
 from pfedme.deploy.plan import Plan
 from pfedme.deploy.server import Progress, Server, Stopped
@@ -37,8 +38,7 @@ def note(out: Path, line: str) -> None:
     """Puts a line into a run's log, with the time."""
     now = datetime.now().isoformat(" ", "milliseconds")
     with writing(out), (out / LOG).open("a", encoding="utf-8") as log:
-        # What others said is in it, who might want to say more than a line.
-        log.write(f"{now} {''.join(c if c.isprintable() else ' ' for c in line)}\n")
+        log.write(f"{now} {one_line(line)}\n")
 
 
 class Book:

@@ -22,6 +22,7 @@ from pfedme.algorithms.base import Models
 from pfedme.data.fitting import Told
 from pfedme.data.table import Table
 from pfedme.deploy.agreement import to_words
+from pfedme.deploy.log import one_line
 from pfedme.deploy.messages import Content, Refusal, Words
 from pfedme.deploy.pins import Pins
 from pfedme.deploy.plan import Plan, offered
@@ -69,7 +70,7 @@ class Client:
         """What the client tells of its table, once it is known that it may."""
         told = self.table.tell(self.policy.min_count)
         self.policy.check_table(int(self.table.load().n_train[0]), [*told.numbers, *told.categories])
-        return told
+        return dataclasses.replace(told, most_classes=self.policy.most_classes(told))
 
     def approved(self, words: Any) -> Plan | None:
         """The plan that a server offers, if it is within the limits and approved; None while it is not."""
@@ -129,14 +130,14 @@ class Client:
         origin = {"client": self.table.owner, "which": which, "round": task.now.t}
         predictor = Predictor(task.simulation.model, theta[0], task.bound.schema, origin=origin)
         with writing(self.state):
-            self.state.mkdir(parents=True, exist_ok=True)
+            self.state.mkdir(mode=0o700, parents=True, exist_ok=True)
         predictor.save(self.state / MODEL, force=True)
 
     def refused(self, asked: Content) -> Content:
         """Notes why the client cannot take part, or that the run has failed, for whoever started it."""
-        reason, over = str(asked.words.get("reason", ""))[:1000], asked.words.get("over") is True
+        reason, over = one_line(asked.words.get("reason", ""), 1000), asked.words.get("over") is True
         with writing(self.state):
-            self.state.mkdir(parents=True, exist_ok=True)
+            self.state.mkdir(mode=0o700, parents=True, exist_ok=True)
             if over:
                 self.pins.end()
             atomic_write(self.state / REFUSED, json.dumps({"reason": reason, "over": over}) + "\n")
@@ -152,8 +153,11 @@ class Bound:
         names = agreement["names"]
         try:
             self.schema = Schema.from_json(agreement["schema"])
-            fine = len(names) <= MOST_CLIENTS and all(
-                isinstance(name, str) and len(name) <= LONGEST_TEXT for name in names
+            columns = [text for column in self.schema.columns for text in (column.name, column.kind)]
+            fine = (
+                isinstance(names, list)
+                and len(names) <= MOST_CLIENTS
+                and all(isinstance(text, str) and len(text) <= LONGEST_TEXT for text in (*names, *columns))
             )
         except (KeyError, TypeError, ValueError, AttributeError):
             fine = False
@@ -187,6 +191,9 @@ class Task:
     def __init__(self, client: Client, asked: Content, *, train: bool) -> None:
         pinned = client.pins.bound(asked.words.get("agreement"))
         self.bound = bound = Bound(client, pinned["agreement"])
+        if not client.pins.approved(pinned["agreement"]["plan"], client.policy.approve):
+            raise Refusal("its owner has not approved the plan")
+        client.policy.check_size(bound.parameters)
         t, w = asked.words.get("round"), asked.arrays.get("w")
         last = bound.plan.rounds - 1 if train else bound.plan.rounds
         if type(t) is not int or not 0 <= t <= last:
@@ -198,12 +205,14 @@ class Task:
         except InputError:
             raise Refusal("its rows have changed since the agreement; put back what they were") from None
         federation = table.load(bound.schema)
+        columns = [column.name for column in bound.schema.columns]
+        client.policy.check_table(int(federation.n_train[0]), columns)
         self.federation: Federation = dataclasses.replace(federation, ids=np.array([bound.id], np.uint32))
         self.simulation = Simulation(
             bound.plan.algorithm, bound.model, self.federation, cohort=1, seed=bound.plan.seed,
             key=secret_key(pinned["secret"]) if client.policy.batch_key == "secret" else None,
         )  # fmt: skip
-        client.pins.enter(t, w, train=train)
+        client.pins.enter(pinned["sha256"], t, w, train=train)
         start = self.simulation.start(jax.jit(bound.shapes.like)(w))
         self.now = start._replace(t=t)
 

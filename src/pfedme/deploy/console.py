@@ -40,6 +40,8 @@ def told_lines(told: Told, policy: Policy) -> list[str]:
     ]
     lines += [f"  numbers '{name}': {_moments(own)}" for name, own in told.numbers.items()]
     lines += [f"  texts '{name}': {_listed(own) or 'none'}" for name, own in told.categories.items()]
+    if told.classes:
+        lines.append(f"  that this client accepts {told.most_classes} classes at most")
     if policy.min_count > 1:
         lines.append(
             f"Texts that fewer than {policy.min_count} training rows have are not told, nor are numbers that "

@@ -30,9 +30,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from pfedme.deploy import door
-from pfedme.deploy.door import MARK as MARK
-from pfedme.deploy.door import say
+from pfedme.deploy import connections
+from pfedme.deploy.door import Guard, Orders
+from pfedme.deploy.exchanges import Exchanges
+from pfedme.deploy.intake import WHICH, Intake, TooMuch, tell_if_replaced
+from pfedme.deploy.log import say
 
 BUNDLE = Path(__file__).with_name("bundle")
 """The Flower app."""
@@ -52,20 +54,20 @@ def superlink(gate: Path) -> None:
     from flwr.superlink.servicer.fleet import fleet_handlers
 
     cli = importlib.import_module("flwr.superlink.cli.flower_superlink")
-    ssl.SSLContext.sslobject_class = door.Handshake
+    ssl.SSLContext.sslobject_class = connections.Handshake
     http_logging.ROUTINE_ACCESS_PATHS |= {"/v1/control/list-runs"}
-    create, orders = main.create_app, door.Orders(gate)
-    ledger = door.Ledger(orders)
+    create, orders = main.create_app, Orders(gate)
+    exchanges = Exchanges(orders)
 
     def guarded(*args: Any) -> Any:
         app = create(*args)
-        app.add_middleware(door.Guard, orders=orders, state=app.state.linkstate_factory.state)
+        app.add_middleware(Guard, orders=orders, state=app.state.linkstate_factory.state)
         return app
 
     main.create_app = guarded
-    fleet_handlers.__dict__.update(ledger.handlers(fleet_handlers.__dict__))
-    fleet_handlers.__dict__["activate_node"] = replacing(fleet_handlers.activate_node, ledger.replace)
-    cli.__dict__["uvicorn"] = SimpleNamespace(run=functools.partial(door.run, orders))
+    fleet_handlers.__dict__.update(exchanges.handlers(fleet_handlers.__dict__))
+    fleet_handlers.__dict__["activate_node"] = replacing(fleet_handlers.activate_node, exchanges.replace)
+    cli.__dict__["uvicorn"] = SimpleNamespace(run=functools.partial(connections.run, orders))
     cli.flower_superlink()
 
 
@@ -91,7 +93,7 @@ def supernode(gate: Path) -> None:
     from flwr.supernode.fleet_http_client import FleetHttpClient
 
     own, connect = program(), link.http_request_response
-    intake = door.Intake(int(os.environ.get(MOST_BYTES) or 2**30))
+    intake = Intake(int(os.environ.get(MOST_BYTES) or 2**30))
     this = uuid.uuid4().hex
 
     class Client(FleetHttpClient):
@@ -100,8 +102,8 @@ def supernode(gate: Path) -> None:
         def __init__(self, *args: Any, **options: Any) -> None:
             super().__init__(*args, **options)
             self._client.follow_redirects = False
-            self._client.headers.update({"accept-encoding": "identity", door.WHICH: this})
-            self._client.event_hooks = {"response": [intake.meter, door.tell_if_replaced]}
+            self._client.headers.update({"accept-encoding": "identity", WHICH: this})
+            self._client.event_hooks = {"response": [intake.meter, tell_if_replaced]}
 
     @contextlib.contextmanager
     def connected(*args: Any) -> Iterator[tuple[Any, ...]]:
@@ -125,7 +127,7 @@ def supernode(gate: Path) -> None:
 
     def pulled(**given: Any) -> int:
         while True:
-            with contextlib.suppress(door.TooMuch):
+            with contextlib.suppress(TooMuch):
                 if (run := pull(**given)) is not None:
                     return run
             time.sleep(PULL_S)

@@ -17,9 +17,10 @@ import tomli_w
 from pfedme.data.table import OPTIONS, Table, joined
 from pfedme.deploy.client import DONE, REFUSED
 from pfedme.deploy.console import plan_lines
-from pfedme.deploy.door import MARK, TURNED_OUT
 from pfedme.deploy.flower import FOREIGN, MOST_BYTES, command
+from pfedme.deploy.intake import TURNED_OUT
 from pfedme.deploy.keys import ClientKeys
+from pfedme.deploy.log import MARK
 from pfedme.deploy.pins import Pins
 from pfedme.deploy.policy import Policy
 from pfedme.deploy.processes import Kept, free_port, private_home
@@ -144,7 +145,7 @@ class Approval:
         print(question, end="", file=sys.stderr, flush=True)
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             raise InputError("The plan was not approved; nothing of the table has left this machine.")
-        pins.approve()
+        pins.approve(found["sha256"])
 
 
 def _watch(

@@ -17,14 +17,17 @@ import numpy as np
 
 from pfedme.deploy.agreement import MOST_ROWS
 from pfedme.deploy.ledger import Part
+from pfedme.deploy.log import one_line
 from pfedme.deploy.messages import Content
+from pfedme.schema import Task
 
 TRAILING = 30
 """How many updates of earlier rounds have a say in what is usual."""
 MOST_LOSS = 1e6
 """The largest loss of a row that is believed."""
-MOST_NUMBERS = 20
-"""How many numbers about the computation a client may share."""
+INFO = (set(), {"inner_residual", "inner_steps"})
+"""The numbers about the computation that a client may share, and how large they may be."""
+MOST_INFO = 1e30
 PARTS, KINDS = ("test", "train"), ("global", "local", "personal")
 
 
@@ -43,12 +46,13 @@ def unfit(content: Content, w: np.ndarray, weighted: bool) -> str:
     if upload is None:
         return "it has no model in it"
     if upload.shape != w.shape or upload.dtype != w.dtype:
-        return f"it is {upload.dtype} of shape {upload.shape}, not {w.dtype} of shape {w.shape}"
+        kind, shape = one_line(upload.dtype, 40), one_line(upload.shape, 40)
+        return f"it is {kind} of shape {shape}, not {w.dtype} of shape {w.shape}"
     if not np.isfinite(upload).all():
         return "it has numbers that are not finite"
     rows = content.words.get("rows")
     if weighted and not (type(rows) is int and 0 < rows <= MOST_ROWS):
-        return f"it claims {str(rows)[:40]!r} rows"
+        return f"it claims {one_line(rows, 40)!r} rows"
     return ""
 
 
@@ -88,27 +92,29 @@ def clipped(
     return parts, uploads
 
 
-def scores_shape(scores: Any) -> tuple[Any, ...]:
+def scores_shape(scores: Any, task: Task = "classification") -> tuple[Any, ...]:
     """Of which models and sums the scores are that a client shares; () if no rows can have such scores."""
+    measure = {"right"} if task == "classification" else {"spread", "mean"}
     try:
         n = {part: _count(scores[f"n_{part}"]) for part in PARTS}
         info = scores["info"]
-        if len(info) > MOST_NUMBERS or not all(isinstance(name, str) for name in info):
+        if set(info) not in INFO or not all(abs(_number(value)) <= MOST_INFO for value in info.values()):
             return ()
-        numbers = [_number(value) for value in info.values()]
+        if not scores["test"] or set(scores["test"]) != set(scores["train"]):
+            return ()
         for part in PARTS:
             for kind, sums in scores[part].items():
                 rows, loss = _count(sums["rows"]), _number(sums["loss"])
                 fine = kind in KINDS and rows == n[part] and 0 <= loss <= MOST_LOSS * rows
+                fine &= set(sums) == {"loss", "rows", *measure}
                 if "right" in sums:
-                    fine &= set(sums) == {"loss", "rows", "right"} and _count(sums["right"]) <= rows
+                    fine &= _count(sums["right"]) <= rows
                 else:
-                    fine &= set(sums) == {"loss", "rows", "spread", "mean"}
-                    fine &= _number(sums["spread"]) >= 0 and abs(_number(sums["mean"])) <= MOST_LOSS
+                    fine &= 0 <= _number(sums["spread"]) <= MOST_LOSS**2 * rows
+                    fine &= abs(_number(sums["mean"])) <= MOST_LOSS
                 if not fine:
                     return ()
-        kinds = [tuple((kind, *sorted(sums)) for kind, sums in scores[part].items()) for part in PARTS]
-        return tuple(info), len(numbers), *kinds
+        return tuple(sorted(info)), tuple(sorted(scores["test"]))
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
         return ()
 

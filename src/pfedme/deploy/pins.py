@@ -6,6 +6,7 @@
     rounds.json       the last round that was answered, and the SHA-256 of its w
 
 A plan holds until the client is started anew, and an agreement, once a round of it was answered, for good.
+Each message has a process of its own, and they take turns: what one reads, no other changes before it writes.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,7 @@ from pfedme.errors import InputError
 from pfedme.files import atomic_write, writing
 
 PLAN, AGREEMENT, ROUNDS, SESSION = "plan.json", "agreement.json", "rounds.json", "session"
+LOCK = "pins.lock"
 
 
 class Pins:
@@ -33,8 +37,7 @@ class Pins:
 
     def begin(self) -> None:
         """Notes that the client was started anew; a run that is over leaves nothing that binds it."""
-        with writing(self.state):
-            self.state.mkdir(parents=True, exist_ok=True)
+        with self._turn():
             if (self._read(AGREEMENT) or {}).get("over"):
                 for name in (PLAN, AGREEMENT, ROUNDS):
                     (self.state / name).unlink(missing_ok=True)
@@ -50,51 +53,51 @@ class Pins:
 
         Raises a refusal if it is another plan than the one of this session or than the approved one.
         """
-        sha, found = sha256(plan), self._read(PLAN) or {}
+        sha, asks = sha256(plan), approve == "ask"
         if approve not in ("ask", "any", sha):
             raise Refusal(f"its owner has approved the plan {approve[:12]}…, and this is {sha[:12]}…")
-        if found.get("sha256") == sha and found["approved"]:
-            return True
-        if found and found["sha256"] != sha and found["session"] == self._session():
-            raise Refusal(
-                f"it was offered the plan {found['sha256'][:12]}… before, and this is {sha[:12]}…; its owner "
-                "must start it anew for another plan"
-            )
-        self._write(
-            PLAN, {"sha256": sha, "approved": approve != "ask", "session": self._session(), "plan": plan}
-        )
-        return approve != "ask"
+        with self._turn():
+            found, session = self._read(PLAN) or {}, self._session()
+            # An owner who asks to be asked has not approved what a laxer policy let pass.
+            if found.get("sha256") == sha and found["asked" if asks else "approved"]:
+                return True
+            if found and found["sha256"] != sha and found["session"] == session:
+                raise Refusal(
+                    f"it was offered the plan {found['sha256'][:12]}… before, and this is {sha[:12]}…; its "
+                    "owner must start it anew for another plan"
+                )
+            words = {"sha256": sha, "approved": not asks, "asked": False, "session": session, "plan": plan}
+            self._write(PLAN, words)
+        return not asks
 
-    def approve(self) -> None:
-        """Notes that the owner has approved the plan that was offered."""
-        self._write(PLAN, {**(self._read(PLAN) or {}), "approved": True})
+    def approve(self, sha: str) -> None:
+        """Notes that the owner was asked about the plan with this hash, and has approved it."""
+        with self._turn():
+            found = self._read(PLAN)
+            if found is None or found["sha256"] != sha:
+                raise InputError("The plan that is offered is not the one that was shown; start again.")
+            self._write(PLAN, {**found, "approved": True, "asked": True})
 
     def bind(self, agreement: Words, fingerprint: str) -> str:
         """Binds the client to an agreement about a table with this fingerprint; returns its hash.
 
         Raises a refusal if the client has answered a round of another one.
         """
-        sha, found = sha256(agreement), self._read(AGREEMENT) or {}
-        if found.get("sha256") == sha and not found["over"]:
-            return sha
-        same_plan = found and sha256(found["agreement"]["plan"]) == sha256(agreement["plan"])
-        ended = found.get("over") and found["session"] != self._session()
-        if same_plan and self._answered(found) and not ended:
-            raise Refusal(
-                f"it is bound by the agreement {found['sha256'][:12]}…, of which it has answered a round; "
-                f"its owner can end that by removing {AGREEMENT} from the state folder"
-            )
-        self._write(
-            AGREEMENT,
-            {
-                "sha256": sha,
-                "fingerprint": fingerprint,
-                "over": False,
-                "secret": secrets.token_hex(8),
-                "session": self._session(),
-                "agreement": agreement,
-            },
-        )
+        sha = sha256(agreement)
+        with self._turn():
+            found = self._read(AGREEMENT) or {}
+            if found.get("sha256") == sha and not found["over"]:
+                return sha
+            same_plan = found and sha256(found["agreement"]["plan"]) == sha256(agreement["plan"])
+            ended = found.get("over") and found["session"] != self._session()
+            if same_plan and self._answered(found) and not ended:
+                raise Refusal(
+                    f"it is bound by the agreement {found['sha256'][:12]}…, of which it has answered a "
+                    f"round; its owner can end that by removing {AGREEMENT} from the state folder"
+                )
+            words = {"sha256": sha, "fingerprint": fingerprint, "over": False, "session": self._session()}
+            words |= {"id": secrets.token_hex(8), "secret": secrets.token_hex(8), "agreement": agreement}
+            self._write(AGREEMENT, words)
         return sha
 
     def bound(self, sha: Any) -> Words:
@@ -106,31 +109,45 @@ class Pins:
             raise Refusal(f"it is bound by the agreement {found['sha256'][:12]}…, and this is about another")
         return found
 
-    def enter(self, t: int, w: np.ndarray, *, train: bool) -> None:
-        """Notes that a round is answered for this w, before anything of it leaves.
+    def enter(self, sha: str, t: int, w: np.ndarray, *, train: bool) -> None:
+        """Notes that a round of the agreement with this hash is answered for this w, before anything leaves.
 
         Raises a refusal if the round has passed, or if it was answered for another w.
         """
-        agreement, digest = self._read(AGREEMENT) or {}, hashlib.sha256(w.tobytes()).hexdigest()
-        found = self._answered(agreement) or {"round": -1, "w": ""}
-        if t < found["round"]:
-            raise Refusal(f"round {t + 1} has passed; it has answered round {found['round'] + 1}")
-        if t == found["round"] and digest != found["w"]:
-            raise Refusal(f"it has answered round {t + 1} for another w")
-        if train and agreement.get("over"):
-            raise Refusal("its part in this run is over")
-        if t > found["round"]:
-            self._write(ROUNDS, {"agreement": agreement["sha256"], "round": t, "w": digest})
+        digest = hashlib.sha256(w.tobytes()).hexdigest()
+        with self._turn():
+            agreement = self.bound(sha)
+            found = self._answered(agreement) or {"round": -1, "w": ""}
+            if t < found["round"]:
+                raise Refusal(f"round {t + 1} has passed; it has answered round {found['round'] + 1}")
+            if t == found["round"] and digest != found["w"]:
+                raise Refusal(f"it has answered round {t + 1} for another w")
+            if train and agreement["over"]:
+                raise Refusal("its part in this run is over")
+            if t > found["round"]:
+                self._write(ROUNDS, {"id": agreement["id"], "round": t, "w": digest})
 
     def end(self) -> None:
         """Notes that the run is over."""
-        if found := self._read(AGREEMENT):
-            self._write(AGREEMENT, {**found, "over": True})
+        with self._turn():
+            if found := self._read(AGREEMENT):
+                self._write(AGREEMENT, {**found, "over": True})
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Waits until no other process is at work on these files, and keeps others waiting."""
+        import fcntl  # which Windows has not
+
+        with writing(self.state):
+            self.state.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with (self.state / LOCK).open("ab") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                yield
 
     def _answered(self, agreement: Words) -> Words | None:
         """The last round of an agreement that was answered."""
         found = self._read(ROUNDS)
-        return found if found and found["agreement"] == agreement.get("sha256") else None
+        return found if found and found["id"] == agreement.get("id") else None
 
     def _session(self) -> str:
         try:
@@ -148,5 +165,4 @@ class Pins:
 
     def _write(self, name: str, words: Words) -> None:
         with writing(self.state):
-            self.state.mkdir(parents=True, exist_ok=True)
             atomic_write(self.state / name, json.dumps(words, indent=1, ensure_ascii=False) + "\n")

@@ -90,12 +90,15 @@ def offered(words: Any) -> Plan:
         numbers = {f.name for f in dataclasses.fields(Plan)} & set(fields)
         if numbers != set(fields):
             raise Refusal("the server's plan has settings that this version does not know")
-        return Plan(algorithm=algorithm, model=model, **fields).checked()
+        plan = Plan(algorithm=algorithm, model=model, **fields).checked()
+        if plan.offer() != words:  # such as "10" for 10: its owner is shown, and approves, the words
+            raise Refusal("the server's plan is not in the words of this version")
+        return plan
     except Refusal:
         raise
     except InputError as error:
         raise Refusal(f"the server's plan is impossible: {error}"[:300]) from None
-    except (KeyError, TypeError, ValueError, AttributeError):
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
         raise Refusal("the server's plan cannot be read") from None
 
 

@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import sys
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
-
-import numpy as np
 
 from pfedme.algorithms import ALGORITHMS
 from pfedme.data.fitting import MOST_CATEGORIES, Moments, Told
@@ -32,6 +31,8 @@ FILE = "policy.toml"
 FAR = 100.0
 """How many of the agreed standard deviations a client's own mean may be from the agreed one, and how many its
 own may be: pooled over N clients of a size, no honest mean is farther than √N."""
+MANY_FEATURES, FEW_FEATURES = 10, 1000
+"""An agreement may have so many times as many features as a client's own table, and so many more."""
 LONGEST_TEXT = 200
 """Characters of a name, a class or a category."""
 
@@ -120,12 +121,19 @@ class Policy:
                     f"the plan's {name} is {value:g}, and its limit is {getattr(self, limit):g} ({option})"
                 )
 
+    def most_classes(self, told: Told) -> int:
+        """How many classes the label of a client that tells this may have."""
+        return self.max_classes or max(2, len(told.classes))
+
     def check_schema(self, schema: Schema, told: Told) -> None:
         """Raises a refusal if a schema does not fit what this client has told of its table."""
         if (schema.label, schema.task, schema.impute) != (told.label, told.task, told.impute):
             raise Refusal("the agreement is not about the label and the task of its table")
         if len(schema.columns) != len(told.numbers) + len(told.categories):
             raise Refusal("the agreement has other columns than its table")
+        features = len(told.numbers) + sum(map(len, told.categories.values()))
+        if schema.features > MANY_FEATURES * features + FEW_FEATURES:
+            raise Refusal(f"the agreement makes {schema.features:,} features of its {features:,}")
         for kind, own in (("number", told.numbers), ("category", told.categories)):
             names = [column.name for column in schema.columns if column.kind == kind]
             if sorted(names) != sorted(own):
@@ -140,7 +148,7 @@ class Policy:
             label = Column(schema.label, "number", schema.label_mean, schema.label_scale)
             _check_scaling(label, told.quantity or Moments(0, 0.0, 0.0))
             return
-        most = self.max_classes or max(2, len(told.classes))
+        most = self.most_classes(told)
         if len(schema.labels) > most:
             raise Refusal(
                 f"the agreement has {len(schema.labels):,} classes, and its limit is {most} (--max-classes, "
@@ -159,12 +167,15 @@ class Policy:
 
 def _check_scaling(column: Column, own: Moments) -> None:
     numbers = (column.mean, column.scale, column.zero)
-    if not (all(isinstance(number, int | float) for number in numbers) and np.isfinite(numbers).all()):
+    if not all(type(number) in (int, float) and abs(number) <= sys.float_info.max for number in numbers):
         raise Refusal(f"the agreed scaling of '{column.name}' is impossible")
     if column.scale <= 0:
         raise Refusal(f"the agreed scaling of '{column.name}' is impossible")
     if own.values and max(abs(own.mean - column.mean), own.spread**0.5) > FAR * column.scale:
         raise Refusal(f"the agreed scaling of '{column.name}' is far from that of its rows")
+    # What numbers are counted from must be near them: from afar, rounding hides all but what a server likes.
+    if abs(column.zero - column.mean) > FAR * column.scale:
+        raise Refusal(f"the agreed scaling of '{column.name}' is impossible")
 
 
 def _check_texts(what: str, texts: Sequence[str], own: Sequence[str], most: int) -> None:

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from pfedme.deploy.book import LEDGER, LOG, note
-from pfedme.deploy.door import MARK
 from pfedme.deploy.flower import BUNDLE, command
 from pfedme.deploy.keys import server_keys
 from pfedme.deploy.link import Link, Status
+from pfedme.deploy.log import MARK
 from pfedme.deploy.plan import Plan
 from pfedme.deploy.processes import (
     Kept,

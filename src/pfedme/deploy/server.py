@@ -29,6 +29,10 @@ PATIENCE = 2.0
 """How many times as long as for the others to wait for a client that was late the last time,"""
 FULL_WAIT = 5
 """but for one in so many times, when it has all the time again."""
+REFUSE_S = 10.0
+"""Seconds to wait for a client to say that it has heard why it was turned away."""
+MOST_FAILURES = 3
+"""How often a client may agree and then not accept the agreement before it is turned away."""
 LOOK_S, ASK_AGAIN_S = 0.5, 5.0
 """Seconds between two looks at who is there, and between two questions to a client whose owner has not yet
 approved the plan."""
@@ -123,6 +127,7 @@ class Server:
         """Waits for clients, agrees with them on columns, classes and scaling, and makes the first model."""
         plan, offer = self.plan, self.plan.offer()
         said, asked_at = dict[str, Words](), dict[str, float]()
+        failures = Counter[str]()
         waited, told = time.monotonic(), ""
         while True:
             present, now = self._forget_who_left(), time.monotonic()
@@ -153,6 +158,9 @@ class Server:
                     willing = self._bind(agreement)
                     if willing >= set(said):
                         break
+                    failures.update(set(said) - willing)
+                    why = "it did not accept the agreement, or did not answer, too often."
+                    self._refuse({n: why for n in set(said) - willing if failures[n] >= MOST_FAILURES})
                     said = {name: words for name, words in said.items() if name in willing}
             line = self._waiting(present, asked_at)
             if line != told:
@@ -204,7 +212,7 @@ class Server:
         self.turned_away |= set(reasons)
         contents = {name: Content({"reason": why}, {}) for name, why in reasons.items()}
         if contents:
-            self.channel.ask("refuse", contents, self.plan.deadline)
+            self.channel.ask("refuse", contents, self.plan.deadline, lambda _, seconds: seconds > REFUSE_S)
 
     def fail(self, why: str) -> None:
         """Tells all clients that the run has failed, lest they wait for it."""
@@ -405,7 +413,7 @@ class Server:
                 self.tell(f"{name} has not answered the shared model of round {progress.t} ({why}).")
         told = {name: reply.content for name, reply in replies.items() if reply.content is not None}
         shapes = {
-            name: scores_shape(content.words["scores"])
+            name: scores_shape(content.words["scores"], progress.agreement.schema.task)
             for name, content in told.items()
             if "scores" in content.words
         }
