@@ -4,7 +4,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 unexport PYTHONDONTWRITEBYTECODE  # the tests start many processes, which share their bytecode
 
-.PHONY: run test test-all test-live lint bench bench-peers bench-table bench-clipping bench-federation clean
+.PHONY: run test test-all test-live lint bench bench-peers bench-table bench-clipping bench-federation attack clean
 
 run: $(INSTALLED)
 	$(BIN)/pfedme compare \
@@ -41,6 +41,9 @@ bench-clipping: $(INSTALLED)
 
 bench-federation: $(INSTALLED)
 	$(BIN)/python bench/federation.py
+
+attack: $(INSTALLED)  # docs/results/attack.md is its output
+	@$(BIN)/python tests/attack.py
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "pfedme needs Python 3.11 or newer; set PYTHON=...")'

@@ -44,8 +44,8 @@ pytestmark = pytest.mark.usefixtures("quickly_compiled")
 
 SAFE = Policy(approve="any")
 OPEN = Policy(
-    approve="any", min_rows=1, min_count=1, min_batch=1, min_steps=1, max_step=1e9, max_classes=10**6,
-    max_rounds=10**6, batch_key="seed", models=("mlr", "dnn"),
+    approve="any", min_rows=1, min_count=1, min_batch=0, min_steps=1, max_step=1e9, max_draws=1e9,
+    max_classes=10**6, max_rounds=10**6, batch_key="seed", models=("mlr", "dnn"),
 )  # fmt: skip
 """Limits that were lowered until they limit nothing."""
 
@@ -100,11 +100,11 @@ N = 300
 ATTACKS: dict[str, tuple[Callable[[attack.Respond], np.ndarray], int, int, str]] = {
     "R = 1, all rows in a batch, 15,625 classes": (
         lambda ask: attack.invented_classes(ask, N, 2, 3, 25, FedAvg(eta=1e3, R=1, B=0)),
-        N, int(0.8 * N), "the plan's R is 1, and its limit is 10",
+        N, int(0.8 * N), "the plan's B is 0, and its limit is 16",
     ),
     "R = B = 20, 15,625 classes": (
         lambda ask: attack.invented_classes(ask, N, 2, 3, 25, FedAvg(eta=1.0)),
-        N, int(0.2 * N), "the plan's R is 1, and its limit is 10",
+        N, int(0.2 * N), "the plan's B is 0, and its limit is 16",
     ),
     "R = B = 1": (
         lambda ask: attack.one_row(ask, attack.Network(features=3, classes=2), 1),
@@ -229,7 +229,7 @@ def test_a_round_is_answered_once_and_for_one_w(tmp_path: Path):
         lambda plan: {**plan, "rounds": 40},
         lambda plan: {**plan, "algorithm": {**plan["algorithm"], "eta": 0.06}},
         lambda plan: {**plan, "algorithm": {**plan["algorithm"], "R": 20}},
-        lambda plan: {**plan, "model": {**plan["model"], "l2": 0.5}},
+        lambda plan: {**plan, "model": {**plan["model"], "l2": 0.05}},
     ],
 )
 def test_a_plan_is_pinned(change: Callable[[Words], Words], tmp_path: Path):
@@ -317,6 +317,8 @@ def test_an_agreement_that_is_none_is_refused(words: Words, why: str, tmp_path: 
         ({"min_batch": 17}, "the plan's B is 16, and its limit is 17 (--min-batch)"),
         ({"min_steps": 11}, "the plan's R is 10, and its limit is 11 (--min-steps)"),
         ({"max_step": 0.2}, "the plan's eta times lam is 0.25, and its limit is 0.2 (--max-step)"),
+        ({"max_l2": 1e-4}, "the plan's l2 is 0.001, and its limit is 0.0001 (--max-l2)"),
+        ({"max_draws": 2.0}, "a round of the plan draws each of its rows more often than its limit of 2"),
         ({"max_rounds": 3}, "the plan's rounds is 4, and its limit is 3 (--max-rounds)"),
         ({"models": ("dnn",)}, "its policy allows the model dnn, and not mlr"),
         ({"approve": "0" * 64}, "its owner has approved the plan 000000000000…, and this is "),

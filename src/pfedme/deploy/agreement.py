@@ -66,7 +66,7 @@ def from_words(words: Any) -> Told:
             quantity=None if words["quantity"] is None else _moments(words["quantity"]),
             most_classes=words["most_classes"],
         )
-        if type(told.most_classes) is not int or told.most_classes < 2:
+        if type(told.most_classes) is not int or told.most_classes < 0:
             raise ValueError("a limit that cannot be")
         if (told.task == "regression") != (told.quantity is not None) or told.task not in get_args(Task):
             raise ValueError("a task that cannot be")
@@ -227,8 +227,8 @@ def _refuse_inventors(told: dict[str, Told], refused: dict[str, str]) -> None:
 
 
 def _refuse_strange_classes(told: dict[str, Told], refused: dict[str, str]) -> None:
-    """Moves those who alone have a class to the refused, if there are more than most clients accept: else they
-    would make the others leave."""
+    """Moves those who alone have a class to the refused, if there are more than most clients accept: else
+    they would make the others leave."""
     most = _middle([one.most_classes for one in told.values()])
     times = Counter(label for one in told.values() for label in set(one.classes))
     if len(times) > most:

@@ -69,8 +69,13 @@ class Client:
     def told(self) -> Told:
         """What the client tells of its table, once it is known that it may."""
         told = self.table.tell(self.policy.min_count)
-        self.policy.check_table(int(self.table.load().n_train[0]), [*told.numbers, *told.categories])
+        self.policy.check_table(self.rows, [*told.numbers, *told.categories])
         return dataclasses.replace(told, most_classes=self.policy.most_classes(told))
+
+    @property
+    def rows(self) -> int:
+        """How many training rows the client has."""
+        return int(self.table.load().n_train[0])
 
     def approved(self, words: Any) -> Plan | None:
         """The plan that a server offers, if it is within the limits and approved; None while it is not."""
@@ -97,6 +102,7 @@ class Client:
         bound = Bound(self, agreement)
         self.policy.check_schema(bound.schema, self.told)
         self.policy.check_size(bound.parameters)
+        self.policy.check_table(self.rows, (), bound.plan)
         return Content({"bound": self.pins.bind(agreement, self.table.pinned().fingerprint)}, {})
 
     def train(self, asked: Content) -> Content:
@@ -206,7 +212,7 @@ class Task:
             raise Refusal("its rows have changed since the agreement; put back what they were") from None
         federation = table.load(bound.schema)
         columns = [column.name for column in bound.schema.columns]
-        client.policy.check_table(int(federation.n_train[0]), columns)
+        client.policy.check_table(int(federation.n_train[0]), columns, bound.plan)
         self.federation: Federation = dataclasses.replace(federation, ids=np.array([bound.id], np.uint32))
         self.simulation = Simulation(
             bound.plan.algorithm, bound.model, self.federation, cohort=1, seed=bound.plan.seed,

@@ -25,12 +25,13 @@ from pfedme.deploy.plan import Plan, model_words
 from pfedme.errors import InputError, unknown
 from pfedme.models import MODELS
 from pfedme.schema import Column, Schema
-from pfedme.spec import Count, Positive, build, field_types
+from pfedme.spec import Count, Index, NonNegative, Positive, build, field_types
 
 FILE = "policy.toml"
-FAR = 100.0
+FAR = 10.0
 """How many of the agreed standard deviations a client's own mean may be from the agreed one, and how many its
-own may be: pooled over N clients of a size, no honest mean is farther than √N."""
+own may be: pooled over N clients of a size, no honest mean is farther than √N. A column that is stretched
+far more shows single rows."""
 MANY_FEATURES, FEW_FEATURES = 10, 1000
 """An agreement may have so many times as many features as a client's own table, and so many more."""
 LONGEST_TEXT = 200
@@ -49,14 +50,18 @@ class Policy:
     min_count: Count = 5
     """A text that fewer training rows have is not told, and numbers with fewer different values only
     roughly."""
-    min_batch: Count = 16
-    """Smallest mini-batch, B; a plan that takes all rows is fine."""
+    min_batch: Index = 16
+    """Smallest mini-batch, B; 0 also allows plans that take all rows (B = 0)."""
     min_steps: Count = 10
     """Fewest local steps in a round, R."""
+    max_draws: Positive = 20.0
+    """How often a round may draw each training row, on average: R times B over the rows."""
     max_step: Positive = 1.0
-    """Largest step size: η, α and ηλ."""
+    """Largest step size: η, α, ηλ and αλ/2."""
+    max_l2: NonNegative = 0.1
+    """Strongest l2 term of a model; a strong one makes each step forget those before."""
     max_classes: Count | None = None
-    """Most classes that the label may have; as many as in this client's rows, or 2, if not given."""
+    """Most classes that the label may have; as many as in this client's rows if not given."""
     max_rounds: Count = 1000
     """Most rounds of a plan."""
     max_seconds: Positive = 600.0
@@ -89,10 +94,16 @@ class Policy:
                     raise unknown(what, name, known)
         return self
 
-    def check_table(self, rows: int, columns: Sequence[str]) -> None:
-        """Raises a refusal if a table with so many training rows and these columns is not to be used."""
+    def check_table(self, rows: int, columns: Sequence[str], plan: Plan | None = None) -> None:
+        """Raises a refusal if a table with so many training rows and these columns is not to be used, or not
+        for a plan."""
         if rows < self.min_rows:
             raise Refusal(f"it has fewer training rows than its limit of {self.min_rows} (--min-rows)")
+        if plan and self.max_draws * rows < plan.algorithm.R * plan.algorithm.B:
+            raise Refusal(
+                f"a round of the plan draws each of its rows more often than its limit of {self.max_draws:g} "
+                "times (--max-draws)"
+            )
         if self.columns and (other := [name for name in columns if name not in self.columns]):
             raise Refusal(f"its policy does not allow the column '{other[0]}'; its owner can --drop it")
 
@@ -108,11 +119,14 @@ class Policy:
         eta, lam = algorithm.eta, getattr(algorithm, "lam", 0.0)
         batch, steps = algorithm.B, algorithm.R
         limits: list[tuple[str, bool, float, str]] = [
-            ("B", batch == 0 or batch >= self.min_batch, batch, "min_batch"),
+            ("B", batch >= self.min_batch, batch, "min_batch"),
             ("R", steps >= self.min_steps, steps, "min_steps"),
             ("rounds", plan.rounds <= self.max_rounds, plan.rounds, "max_rounds"),
+            ("l2", plan.model.l2 <= self.max_l2, plan.model.l2, "max_l2"),
         ]
-        sizes = {"eta": eta, "alpha": getattr(algorithm, "alpha", 0.0), "eta times lam": eta * lam}
+        alpha = getattr(algorithm, "alpha", 0.0)
+        sizes = {"eta": eta, "alpha": alpha, "eta times lam": eta * lam}
+        sizes["alpha times lam, halved,"] = alpha * lam / 2
         limits += [(name, value <= self.max_step, value, "max_step") for name, value in sizes.items()]
         for name, fine, value, limit in limits:
             if not fine:
@@ -123,7 +137,7 @@ class Policy:
 
     def most_classes(self, told: Told) -> int:
         """How many classes the label of a client that tells this may have."""
-        return self.max_classes or max(2, len(told.classes))
+        return self.max_classes or len(told.classes)
 
     def check_schema(self, schema: Schema, told: Told) -> None:
         """Raises a refusal if a schema does not fit what this client has told of its table."""
