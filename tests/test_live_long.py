@@ -320,7 +320,7 @@ def test_machines_of_their_own_one_of_them_cut_off(tmp_path: Path):
                 [*words, str(live.folder / "keys/ca.crt")], capture_output=True, text=True, check=True
             )
             assert answers.stdout.split() == ["200", control]
-        live.logged("Refused 10.77.0.2: it asked for '/v1/control/list-runs'", 10)
+        live.logged("Refused 10.77.0.2: '/v1/control/list-runs' is only for this machine", 10)
         live.done(2)
         machines.link(at, "down")
         live.logged(f": {cut} ")
