@@ -107,7 +107,6 @@ examples:
     "client": """\
 examples:
   pfedme client --server fed.example.org:9092 --data my.csv --label outcome --keys north --state state
-  pfedme client ... --approve 3f2a...            the plan with this SHA-256, and no other, without asking
   pfedme client --server 127.0.0.1:9092 --data my.csv --label outcome --insecure --state state
 afterwards: pfedme predict state/model --data new.csv -o predictions.csv""",
     "resume": """\
