@@ -4,7 +4,8 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 unexport PYTHONDONTWRITEBYTECODE  # the tests start many processes, which share their bytecode
 
-.PHONY: run test test-all test-live lint bench bench-peers bench-table bench-clipping bench-federation attack clean
+.PHONY: run test test-all test-live lint bench bench-peers bench-table bench-clipping bench-federation \
+        real-tables attack clean
 
 run: $(INSTALLED)
 	$(BIN)/pfedme compare \
@@ -41,6 +42,10 @@ bench-clipping: $(INSTALLED)
 
 bench-federation: $(INSTALLED)
 	$(BIN)/python bench/federation.py
+
+real-tables: $(INSTALLED)  # docs/results/tables.md is its output
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[tables]'
+	$(BIN)/python bench/tables/run.py
 
 attack: $(INSTALLED)  # docs/results/attack.md is its output
 	@$(BIN)/python tests/attack.py

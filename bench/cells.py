@@ -55,7 +55,11 @@ CELLS = {
     "synthetic-dnn": Cell("synthetic", "dnn", 10),
 }
 
-ALGORITHMS: dict[str, Algorithm] = {"pfedme": PFedMe(), "fedavg": FedAvg(), "per_fedavg": PerFedAvg()}
+ALGORITHMS: dict[str, Algorithm] = {
+    "pfedme": PFedMe(eta=0.01, alpha=0.01),
+    "fedavg": FedAvg(eta=0.01, aggregation="uniform"),
+    "per_fedavg": PerFedAvg(eta=0.001, alpha=0.01),
+}
 
 
 def ours(cell: Cell, algorithm: Algorithm, cohort: int, rounds: int) -> Callable[[], float]:

@@ -37,8 +37,10 @@ def accuracy(
 ) -> float:  # fmt: skip
     """The shared model's accuracy, in percent, at all clients but the first `attackers`."""
     clients = federation.clients
-    model = MLR().build(federation.features, federation.classes)
-    simulation = Simulation(FedAvg(eta=eta), model, federation, cohort=cohort or clients, seed=seed)
+    model = MLR(l2=0.001).build(federation.features, federation.classes)
+    simulation = Simulation(
+        FedAvg(eta=eta, aggregation="uniform"), model, federation, cohort=cohort or clients, seed=seed
+    )
     like = jax.eval_shape(model.init, jax.random.key(0))
     state, before = simulation.start(), list[float]()
     for t in range(rounds):

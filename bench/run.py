@@ -7,7 +7,6 @@ python bench/run.py --quick    one repetition, no scaling: a check that it runs
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import subprocess
 import sys
@@ -76,7 +75,7 @@ def measure(cell: Cell, repetitions: int) -> dict[str, Any]:
         measures[f"{name}/all"] = ours(cell, algorithm, everyone, rounds=5)
         measures[f"{name}/cohort"] = ours(cell, algorithm, cell.cohort, rounds=20)
     for K in KS:
-        algorithm = dataclasses.replace(PFedMe(), K=K)
+        algorithm = PFedMe(eta=0.01, alpha=0.01, K=K)
         measures[f"K/{K}"] = ours(cell, algorithm, everyone, rounds=5)
     measures["sgemm"] = lambda: 1 / sgemm_gflops()
     times = interleaved(measures, repetitions)

@@ -27,7 +27,9 @@ def main(clients: int) -> dict[str, float]:
     begin = time.perf_counter()
     federation = Synthetic(clients=clients, rows=20).load()
     generated = time.perf_counter()
-    simulation = Simulation(PFedMe(lam=20.0), MLR().build(60, 10), federation, cohort=100)
+    simulation = Simulation(
+        PFedMe(lam=20.0, eta=0.01, alpha=0.01), MLR(l2=0.001).build(60, 10), federation, cohort=100
+    )
     state, _ = simulation.advance(simulation.start(), 1)
     times = []
     for _ in range(10):

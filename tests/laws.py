@@ -118,7 +118,7 @@ def point(model: Model, vector: np.ndarray) -> Params:
 
 def tiny(cls: type[A], **given: Any) -> A:
     """An algorithm with few steps of each kind that it has."""
-    few = {"R": 3, "K": 2, "F": 4, "B": 5, "eta": 0.05}
+    few = {"R": 3, "K": 2, "F": 4, "B": 5, "eta": 0.05, "alpha": 0.01}
     known = {f.name for f in dataclasses.fields(cls)}
     return cls(**{k: v for k, v in (few | given).items() if k in known})
 

@@ -45,20 +45,22 @@ class Results:
         return vars(self) == vars(other)
 
 
-def stop_at(round: int, *, evaluated: bool | None = None) -> Callable[[Progress], None]:
-    """A watcher that interrupts at the first news from `round` or later (of an evaluation, or of none)."""
+def stop_at(round: int, *, evaluated: bool | None = None, pilot: bool = False) -> Callable[[Progress], None]:
+    """A watcher that interrupts at the first news from `round` or later (of an evaluation, or of none); with
+    `pilot`, of the pilot."""
 
     def watch(progress: Progress) -> None:
-        if progress.round >= round and evaluated in (None, progress.entry is not None):
+        there = progress.round >= round and progress.pilot == pilot
+        if there and evaluated in (None, progress.entry is not None):
             raise KeyboardInterrupt
 
     return watch
 
 
-def interrupted(folder: Path, run: Run, round: int = 3) -> Path:
+def interrupted(folder: Path, run: Run, round: int = 3, *, pilot: bool = False) -> Path:
     """A folder with a run that was interrupted."""
     with pytest.raises(KeyboardInterrupt):
-        execute(run, folder, watch=stop_at(round))
+        execute(run, folder, watch=stop_at(round, pilot=pilot))
     return folder
 
 

@@ -52,12 +52,15 @@ def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def steps() -> list[tuple[str, list[str]]]:
     """Every step size and λ with every kind of wrong number."""
     cases = []
+    positive, finite = "must be positive", "must be a finite number"
     for name in ("eta", "alpha", "beta", "lam"):
-        positive, finite = "must be positive", "must be a finite number"
-        cases += [(f"{RUN} --{name}={v}", [name, positive, v]) for v in ("0", "-0.5")]
         cases += [(f"{RUN} --{name}={v}", [name, finite, v]) for v in ("nan", "inf", "-inf", "fast")]
-        cases += [(f"{RUN} --{name} 1e-400", [name, positive]), (f"{RUN} --{name} 1e400", [name, finite])]
-        cases += [(f"{RUN} --{name} ''", [name, finite])]
+        cases += [(f"{RUN} --{name} 1e400", [name, finite]), (f"{RUN} --{name} ''", [name, finite])]
+    for name in ("beta", "lam"):
+        cases += [(f"{RUN} --{name}={v}", [name, positive, v]) for v in ("0", "-0.5")]
+        cases += [(f"{RUN} --{name} 1e-400", [name, positive])]
+    for name in ("eta", "alpha"):  # of which 0 stands for a size from the data
+        cases += [(f"{RUN} --{name}={v}", [name, "must be at least 0", v]) for v in ("-0.5", "-3")]
     return cases
 
 
@@ -113,9 +116,20 @@ CASES: list[tuple[str, list[str]]] = [
     (f"{RUN} --cohort 0", ["cohort", "at least 1", "0"]),
     (f"{RUN} --cohort -2", ["cohort", "at least 1", "-2"]),
     (f"{RUN} --cohort 1.5", ["--cohort", "1.5"]),
-    (f"{RUN} --rounds 0", ["rounds", "at least 1", "0"]),
-    (f"{RUN} --rounds -3", ["rounds", "at least 1", "-3"]),
-    (f"{RUN} --rounds many", ["--rounds", "many"]),
+    *[
+        (f"{RUN} --rounds {wrong}", ["--rounds", "must be auto or a whole number from 1 on", f"'{wrong}'"])
+        for wrong in ("0", "-3", "many", "2.5", "AUTO")
+    ],
+    (f"{RUN} --budget 0", ["budget", "at least 1", "0"]),
+    (f"{RUN} --budget -5", ["budget", "at least 1", "-5"]),
+    (f"{RUN} --budget all", ["--budget", "all"]),
+    *[
+        (f"{RUN} --quarter-at={wrong}", ["--quarter-at", "joined by '-', such as 100-150", f"'{wrong}'"])
+        for wrong in ("x", "100-x", "100--150", "-3", "1.5", "")
+    ],
+    (f"{RUN} --quarter-at 0", ["quarter_at", "at least 1"]),
+    (f"{RUN} --rounds auto --quarter-at 5", ["--quarter-at 5", "give --rounds too"]),
+    (f"run alone {TINY} --l2 0.1 --out out", ["l2", "'0.1'", "own, model"]),
     (f"{RUN} --eval-every 0", ["eval_every", "at least 1", "0"]),
     (f"{RUN} --seed -1", ["seed", "at least 0", "-1"]),
     (f"{RUN} --seed 4294967296", ["seed", "below 4294967296", "not 4294967296"]),

@@ -88,13 +88,14 @@ def test_help_explains_every_hyperparameter(capsys: pytest.CaptureFixture[str], 
     text = " ".join(helped(capsys, command, "--help").split())
     for cls in ALGORITHMS.values():
         for name in field_types(cls):
-            assert re.search(rf"--{name.replace('_', '-')} X \S", text), name
+            assert re.search(rf"--{name.replace('_', '-')} (X|N|{{[^ ]+}}) \S", text), name
 
 
 def test_help_tells_defaults(capsys: pytest.CaptureFixture[str]):
     text = " ".join(helped(capsys, "run", "--help").split())
     assert "(15.0)" in text
-    assert "per-fedavg 0.001" in text
+    assert "fedavg samples, per-fedavg uniform" in text
+    assert "--rounds N T: communication rounds, or auto: until" in text
 
 
 class Parsed(Exception):
@@ -129,9 +130,11 @@ def assert_read_back(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
             ("per-fedavg:hessian=first-order,delta=1e-05", Synthetic(alpha=1 / 3), "dnn", {"cohort": 7}),
             ("fedavg-ft:F=3,B=0", Synthetic(rows=8, seed=4), "dnn:hidden=100-50", {"eval_every": 9}),
             ("alone:aggregation=samples", Synthetic(), "dnn:hidden=", {"rounds": 1, "seed": 2**32 - 1}),
+            ("pooled:l2=model", Synthetic(), "mlr", {"budget": 90}),
+            ("fedavg:eta=0.1", Synthetic(), "mlr", {"rounds": 9, "quarter_at": (3, 6)}),
         ]
     ],
-    ids=["defaults", "nu", "per-fedavg", "full-batch", "alone"],
+    ids=["defaults", "nu", "per-fedavg", "full-batch", "alone", "budget", "quarters"],
 )
 def test_a_runs_command_is_read_back_as_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, run: Run):
     assert_read_back(run, monkeypatch, tmp_path)

@@ -73,7 +73,9 @@ def test_the_same_algorithm_twice_gets_numbers(tmp_path: Path, capsys: pytest.Ca
     assert "fedavg-2" in printed
 
 
-def test_seeds_give_means_and_standard_deviations(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_seeds_give_means_standard_deviations_and_intervals(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     out = tmp_path / "three"
     assert main(["compare", "pfedme", "alone", *TINY, "--seeds", "3", "--seed", "5", "--out", str(out)]) == 0
     printed = capsys.readouterr().out
@@ -89,8 +91,10 @@ def test_seeds_give_means_and_standard_deviations(tmp_path: Path, capsys: pytest
         worst = [final["clients"]["worst_decile"] for final in finals]
         assert float(row["worst_decile"]) == pytest.approx(np.mean(worst), abs=1e-6)
         assert row["seeds"] == "3"
-        assert f"{100 * np.mean(accuracies):.2f} ± {100 * np.std(accuracies, ddof=1):.2f}" in printed
-    assert "3 seeds" in printed
+        half = 4.302653 * np.std(accuracies, ddof=1) / 3**0.5  # t of two degrees of freedom
+        assert float(row["half_width"]) == pytest.approx(half, abs=1e-6)
+        assert f"{100 * np.mean(accuracies):.2f} ± {100 * half:.2f}" in printed
+    assert "mean of 3 seeds" in " ".join(printed.split())
 
 
 def test_a_run_of_a_comparison_is_the_run_by_itself(tmp_path: Path):

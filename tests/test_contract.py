@@ -27,7 +27,7 @@ from laws import (
     with_test_rows,
 )
 
-from pfedme.algorithms import ALGORITHMS, Algorithm, FedAvg, Models
+from pfedme.algorithms import ALGORITHMS, Algorithm, Alone, FedAvg, Models, Pooled
 from pfedme.execute import compilation
 from pfedme.federation import Federation
 from pfedme.simulate import Simulation, State
@@ -36,6 +36,9 @@ from pfedme.tree import Params
 
 N = len(RAGGED)
 every_algorithm = pytest.mark.parametrize("cls", ALGORITHMS.values(), ids=ALGORITHMS)
+APART = {name: cls for name, cls in ALGORITHMS.items() if not cls.pools}
+with_clients = pytest.mark.parametrize("cls", APART.values(), ids=APART)
+"""Those whose clients train apart."""
 every_cohort = pytest.mark.parametrize("cohort", [N, 3])
 
 
@@ -162,7 +165,7 @@ def test_test_rows_change_nothing_in_training_nor_in_any_model(cls, value, label
 # --- randomness is addressed
 
 
-@every_algorithm
+@with_clients
 @every_cohort
 def test_permuting_the_clients_permutes_the_results(cls, cohort):
     sim, states, models, info = three_rounds(cls, cohort)
@@ -176,6 +179,15 @@ def test_permuting_the_clients_permutes_the_results(cls, cohort):
         assert_same_bits(state.w, twin.w)
         assert_same_bits(own(state.clients, order), twin.clients)
     assert_close(own((models, info), order), other.answer(again[-1]), rtol=1e-6, atol=1e-7)
+
+
+def test_pooled_is_alone_with_the_rows_of_all_clients_in_whatever_order_they_come():
+    fed = federation()
+    sim, states, *_ = three_rounds(Pooled)
+    alone = simulation(Alone, fed.pooled(), 1)
+    assert_same_bits(sim.shared(states[-1]), trajectory(alone, alone.start(), 3)[-1].clients[0][0])
+    other = simulation(Pooled, fed.take([3, 0, 4, 2, 1]))
+    assert_same_bits(states[-1].clients, trajectory(other, other.start(), 3)[-1].clients)
 
 
 @every_algorithm
@@ -194,7 +206,7 @@ def test_a_newcomer_disturbs_nobody(cls, newcomer):
     assert_same_bits(before.start().w, after.start().w)
 
 
-@every_algorithm
+@with_clients
 def test_training_the_cohort_only_is_training_everyone_and_averaging_the_cohort(cls):
     """Everyone trains one by one, with keys from (seed, round, id); NumPy takes the mean."""
     sim, states, models, _ = three_rounds(cls)
@@ -210,7 +222,8 @@ def test_training_the_cohort_only_is_training_everyone_and_averaging_the_cohort(
         cohort = sim.cohort_of(t).tolist()
         if algorithm.has_global:
             sent, counts = [flat(updates[i].upload) for i in cohort], fed.n_train[cohort].tolist()
-            mean = oracles.server(flat(w), sent, counts, beta=algorithm.beta, by_samples=False)
+            by_samples = algorithm.aggregation == "samples"
+            mean = oracles.server(flat(w), sent, counts, beta=algorithm.beta, by_samples=by_samples)
             w = w.like(jnp.asarray(mean, jnp.float32))
         kept = [updates[i].state if i in cohort else kept[i] for i in range(N)]
     if cls.answer is Algorithm.answer:
@@ -311,7 +324,9 @@ def test_scores_exist_for_exactly_the_models_that_exist(cls):
     sim, states, models, _ = three_rounds(cls)
     evaluation, evaluated = sim.evaluate(states[-1])
     kinds = {kind for kind in Models._fields if getattr(models, kind) is not None}
-    assert set(evaluation.test) == set(evaluation.train) == kinds | ({"global"} if cls.has_global else set())
+    shared = {"global"} if sim.shared(states[-1]) is not None else set()
+    assert set(evaluation.test) == set(evaluation.train) == kinds | shared
+    assert shared == ({"global"} if cls.has_global or cls.pools else set())
     assert_same_bits(evaluated, models)
     assert evaluation.finite
 

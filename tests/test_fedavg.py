@@ -59,7 +59,7 @@ def test_one_step_weighted_by_rows_is_a_gradient_step_on_all_rows_together():
 
 def test_one_step_weighted_alike_is_a_gradient_step_on_the_mean_of_the_clients_losses():
     fed = federation(EXACT, dtype=np.float64)
-    _, states = run(FedAvg(R=1, B=0, eta=0.3), fed, fed.clients, 4)
+    _, states = run(FedAvg(R=1, B=0, eta=0.3, aggregation="uniform"), fed, fed.clients, 4)
     w = w0
     for state in states:
         np.testing.assert_allclose(flat(state.w), w, rtol=1e-10, atol=1e-12)
@@ -92,7 +92,7 @@ def test_local_steps_on_mini_batches_are_unbiased():
 
 def test_cycled_batches_are_consecutive_rows_of_each_client():
     fed, eta, R, B = federation(EXACT, dtype=np.float64), 0.2, 2, 4
-    algorithm = FedAvg(R=R, B=B, eta=eta, batches="cycled")
+    algorithm = FedAvg(R=R, B=B, eta=eta, batches="cycled", aggregation="uniform")
     simulation = Simulation(algorithm, softmax_regression(L2), fed, cohort=fed.clients)
     states = trajectory(simulation, start_at(simulation, w0), 3)
     w = w0

@@ -219,7 +219,7 @@ def test_the_server_leaves_a_report_when_a_run_ends_or_stops(runs: dict[str, Pat
 
 def test_a_run_with_scores_is_told_as_any_other(runs: dict[str, Path]):
     found = shown(runs["shared"])
-    assert found["title"] == "pfedme on a deployed federation of 5 clients ('sick')"
+    assert found["title"] == "Predicting sick at 5 clients"
     assert "5 clients that shared their scores" in found["about"][0]
     (group,) = found["groups"]
     final = json.loads((runs["shared"] / "record.json").read_text())["final"]
@@ -257,7 +257,7 @@ def test_a_run_that_stopped_is_told_with_its_reason_and_how_it_goes_on(runs: dic
         assert why in notice["reason"]
         assert f"'pfedme server --resume {runs[name]}' goes on with it." in notice["reason"]
         assert "none of these runs has finished" in found["headline"][0]["lead"]
-    assert found["title"] == "fedavg on a deployed federation"
+    assert found["title"] == "Predicting the label"
     assert "0 clients" not in found["about"][0]
 
 

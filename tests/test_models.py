@@ -164,7 +164,7 @@ def test_any_pair_of_functions_is_a_model():
 
 
 def test_descriptions_build_the_papers_models():
-    assert MLR().build(60, 10) == Network(features=60, classes=10, l2=0.001)
+    assert MLR(l2=0.001).build(60, 10) == Network(features=60, classes=10, l2=0.001)
     assert DNN().build(60, 10).hidden == (20,)
     assert DNN().build(784, 10).hidden == (100,)
     assert parse_model("dnn:hidden=7-5,l2=0.5").build(60, 10) == Network(

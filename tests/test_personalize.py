@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import io
 import json
+import shutil
 from pathlib import Path
 
 import jax
@@ -23,7 +24,7 @@ from pfedme.execute import Progress, execute, resume
 from pfedme.experiments import gain
 from pfedme.experiments.study import Study
 from pfedme.federation import Federation, Part
-from pfedme.metrics import Blocks, outcomes, over_clients
+from pfedme.metrics import Blocks, Outcomes, outcomes, over_clients
 from pfedme.models import MLR
 from pfedme.offer import Finished, newcomer_curve, summary
 from pfedme.personalize import (
@@ -35,6 +36,7 @@ from pfedme.personalize import (
     paired,
     personalize,
     rounds_to_choice,
+    row_score,
     walk,
     with_own_lambdas,
 )
@@ -42,17 +44,24 @@ from pfedme.run import Run
 from pfedme.simulate import Simulation, Store
 from pfedme.tree import Params
 
-HOW = Personalize(steps=3, scratch=5, folds=3, B=4)
-TINY = "--data synthetic:clients=6,rows=30,features=4,classes=3 --rounds 3 --cohort 2 --R 2 --B 5"
+HOW = Personalize(steps=3, eta=0.03, folds=3, B=4)
+SMALL = "synthetic:clients=6,rows=16,features=4,classes=3"
+TINY = f"--data {SMALL} --rounds 3 --budget 6 --cohort 2 --R 2 --B 5 --eta 0.05"
 
 
 def shared(seed: int = 1) -> Params:
     return softmax_regression().init(jax.random.key(seed))
 
 
+def apart(fed: Federation) -> Params:
+    """A model of its own for each client."""
+    keys = jax.vmap(lambda i: jax.random.fold_in(jax.random.key(2), i))(fed.ids)
+    return jax.vmap(softmax_regression().init)(keys)
+
+
 def found(fed: Federation, how: Personalize = HOW) -> Personalized:
     with compiling(optimised=False):
-        return personalize(how, softmax_regression(), fed, shared(), lambda _: shared())
+        return personalize(how, softmax_regression(), fed, shared(), lambda _: shared(), apart)
 
 
 # --- rows to choose by
@@ -136,7 +145,7 @@ def test_a_point_of_the_path_is_stationary():
     offered = [Candidate("personal", lam, how.steps) for lam in lams]
     with compiling(optimised=False):
         walked = walk(
-            how, model, fed, w, offered, jax.random.key(0), np.arange(3), Blocks.cut(*fed.rows("test"))
+            how, model, fed, w, None, offered, jax.random.key(0), np.arange(3), Blocks.cut(*fed.rows("test"))
         )
         far = []
         for lam, (_, theta) in zip(lams, walked, strict=True):
@@ -178,8 +187,17 @@ def test_the_choice_is_the_most_shared_of_the_best(seed: int):
 
 
 def test_a_model_that_diverged_is_never_chosen():
-    likely = np.array([[0.4, 0.9, np.nan], [0.4, 0.9, np.nan]])
-    assert choose(likely, np.zeros(2, int), 1, 0.5).tolist() == [1]
+    likely = [np.full(2, 0.4), np.full(2, 0.9), np.full(2, np.nan)]
+    score = np.stack([row_score(Outcomes(p > 0.5, p)) for p in likely], axis=1)
+    assert choose(score, np.zeros(2, int), 1, 0.5).tolist() == [1]
+
+
+def test_the_score_of_a_row_is_best_in_the_mean_for_the_true_probability():
+    """Unlike the probability itself, which is best for 0 or 1; and a single row cannot outweigh hundreds."""
+    p, q = 0.1, np.linspace(0.02, 0.98, 97)
+    of = [row_score(Outcomes(np.ones(97, bool), likely)) for likely in (q, 1 - q)]
+    assert q[np.argmax(p * of[0] + (1 - p) * of[1])] == pytest.approx(p)
+    assert row_score(Outcomes(np.zeros(1, bool), np.zeros(1)))[0] == pytest.approx(np.log(0.01))
 
 
 def test_a_single_row_decides_nothing():
@@ -231,7 +249,7 @@ def test_the_model_that_judges_has_not_seen_the_rows_it_is_judged_by():
         return shared()
 
     with compiling(optimised=False):
-        personalize(HOW, softmax_regression(), fed, shared(), without)
+        personalize(HOW, softmax_regression(), fed, shared(), without, apart)
     assert len(seen) == HOW.folds
     kept = [part.x[s : s + n] for part in seen for s, n in zip(*part.rows("validation"), strict=True)]
     mine = np.concatenate(kept)
@@ -255,7 +273,7 @@ def test_clients_with_many_rows_choose_by_one_part():
     with compiling(optimised=False):
         personalize(
             dataclasses.replace(HOW, small=5), softmax_regression(), fed, shared(),
-            lambda part: seen.append(part) or shared(),
+            lambda part: seen.append(part) or shared(), apart,
         )  # fmt: skip
     assert len(seen) == 1
 
@@ -294,7 +312,9 @@ def test_alone_is_never_harmed():
 def test_until_the_first_choice_every_client_has_the_given_lambda():
     fed = federation().hold_out(0, 5)
     given, own = (
-        Simulation(PFedMe(lam=4.0, R=2, B=3, rechoose=k), softmax_regression(), fed, cohort=3)
+        Simulation(
+            PFedMe(lam=4.0, R=2, B=3, eta=0.005, alpha=0.05, rechoose=k), softmax_regression(), fed, cohort=3
+        )
         for k in (0, 50)
     )
     with compiling(optimised=False):
@@ -306,7 +326,7 @@ def test_until_the_first_choice_every_client_has_the_given_lambda():
 def test_a_choice_of_lambda_is_made_in_its_rounds_and_not_by_test_rows():
     fed = federation().hold_out(0, 5)
     other = with_test_rows_after(fed)
-    algorithm = PFedMe(lam=4.0, R=2, B=3, rechoose=2)
+    algorithm = PFedMe(lam=4.0, R=2, B=3, eta=0.005, alpha=0.05, rechoose=2)
     states = []
     with compiling(optimised=False):
         for one in (fed, other):
@@ -334,11 +354,15 @@ def with_test_rows_after(fed: Federation) -> Federation:
 def test_a_smaller_lambda_lets_the_personal_model_go_further():
     """Three times the same client, with the same batches, but for its λ_i."""
     fed = federation().take([3, 3, 3])
-    sim = Simulation(PFedMe(lam=4.0, R=2, B=3, rechoose=9), softmax_regression(), fed, cohort=3)
+    sim = Simulation(
+        PFedMe(lam=4.0, R=2, B=3, eta=0.005, alpha=0.05, rechoose=9), softmax_regression(), fed, cohort=3
+    )
     start = sim.start()
     with compiling(optimised=False):
         models, _ = sim.answer(start._replace(clients=np.array([4, 1, 1e-6], np.float32)))
-        given, _ = Simulation(PFedMe(lam=4.0, R=2, B=3), softmax_regression(), fed, cohort=3).answer(start)
+        given, _ = Simulation(
+            PFedMe(lam=4.0, R=2, B=3, eta=0.005, alpha=0.05), softmax_regression(), fed, cohort=3
+        ).answer(start)
     assert models.personal is not None
     assert given.personal is not None
     theta, w = np.asarray(models.personal.ravel(1)), np.asarray(start.w.ravel())
@@ -350,8 +374,8 @@ def test_a_smaller_lambda_lets_the_personal_model_go_further():
 def test_an_interrupted_run_with_own_lambdas_ends_the_same(tmp_path: Path):
     line = f"run pfedme {TINY} --rounds 6 --rechoose 2 --lam 5 --eval-every 3".split()
     run = Run(
-        algorithm=PFedMe(lam=5.0, R=2, B=5, rechoose=2), model=MLR(), rounds=6, cohort=2, eval_every=3,
-        data=parse_data("synthetic:clients=6,rows=30,features=4,classes=3"),
+        algorithm=PFedMe(lam=5.0, R=2, B=5, eta=0.05, rechoose=2), data=parse_data(SMALL), model=MLR(),
+        rounds=6, budget=6, cohort=2, eval_every=3,
     )  # fmt: skip
     stops = iter([4])
 
@@ -376,9 +400,7 @@ def test_an_interrupted_run_with_own_lambdas_ends_the_same(tmp_path: Path):
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with newcomers and models for all."""
     out = tmp_path_factory.mktemp("runs") / "run"
-    line = (
-        f"run fedavg {TINY} --personalize auto:steps=3,scratch=5,folds=3 --holdout-clients 0.34 --out {out}"
-    )
+    line = f"run fedavg {TINY} --personalize auto:steps=3,folds=3 --holdout-clients 0.34 --out {out}"
     with compiling(optimised=False):
         assert main(line.split()) == 0
     return out
@@ -404,13 +426,76 @@ def test_newcomers_are_not_in_the_federation(run: Path):
     assert not set(members.ids) & set(newcomers.ids)
     np.testing.assert_array_equal(finished.simulation.federation.ids, members.ids)
     table = list(csv.DictReader(io.StringIO((run / "newcomers.csv").read_text())))
-    assert sorted({int(row["rows"]) for row in table}) == [5, 10, 20]
+    assert sorted({int(row["rows"]) for row in table}) == [5, 10]
     assert {row["method"] for row in table} == {"alone", "global", "fine-tuned", "own-lambda", "recommended"}
+
+
+def test_named_clients_are_held_out():
+    named = Run(
+        algorithm=PFedMe(), data=parse_data("synthetic:clients=6,rows=30"), model=MLR(),
+        holdout_clients=("4", "1"),
+    )  # fmt: skip
+    members, newcomers = named.parties()
+    assert newcomers is not None
+    assert (members.ids.tolist(), newcomers.ids.tolist()) == ([0, 2, 3, 5], [1, 4])
+    assert Run.from_json(json.loads(json.dumps(named.to_json()))) == named
+    assert "--holdout-clients 4,1" in named.command()
+    other = dataclasses.replace(named, holdout_clients=0.2)
+    assert len({run.digest() for run in (named, other)}) == 2
+    assert named.program() != other.program()
+
+
+OFFERED = [
+    "personalized.csv", "personalized.json", "personalized.safetensors", "newcomers.csv", "report.html",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "gone",
+    [
+        ["personalized.json", "personalized.safetensors", "newcomers.csv", "newcomers.png"],
+        ["newcomers.png"],
+        ["report.html"],
+    ],
+)
+def test_a_run_stopped_while_its_clients_choose_is_resumed(
+    gone: list[str], run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    out = tmp_path / "run"
+    shutil.copytree(run, out)
+    for name in gone:
+        (out / name).unlink()
+    with compiling(optimised=False):
+        assert main(["resume", str(out), "--json"]) == 0
+    for name in OFFERED:
+        assert (out / name).read_bytes() == (run / name).read_bytes(), name
+    capsys.readouterr()
+    assert main(["resume", str(out)]) == 2
+    assert "is finished; there is nothing to resume" in capsys.readouterr().err
+
+
+def test_newcomers_get_a_page(run: Path, tmp_path: Path):
+    data = "synthetic:clients=3,rows=16,features=4,classes=3,seed=1"
+    with compiling(optimised=False):
+        assert main(["personalize", str(run), "--data", data, "--out", str(tmp_path / "new")]) == 0
+    page = (tmp_path / "new" / "report.html").read_text()
+    shown = json.loads(page.split('id="document">')[1].split("</script>")[0])
+    told = json.loads((tmp_path / "new" / "personalized.json").read_text())["methods"]
+    table = list(csv.DictReader(io.StringIO((tmp_path / "new" / "personalized.csv").read_text())))
+    assert shown["title"] == "Newcomers from synthetic"
+    assert "3 clients of synthetic, which took no part in training" in shown["about"][0]
+    (group,), (gains,) = shown["groups"], shown["gains"]
+    for kind, method in (("global", "global"), ("personal", "recommended")):
+        assert group["final"][kind]["value"] == pytest.approx(told[method]["accuracy"], rel=1e-5)
+    gain = {row["client"]: float(row["gain_over_alone"]) for row in table}
+    assert dict(zip(gains["clients"]["client"], gains["clients"]["gain"], strict=True)) == pytest.approx(gain)
+    assert sum(choice["clients"] for choice in shown["chosen"][0]["counts"]) == 3
+    assert shown["newcomers"] == []
 
 
 def test_the_run_says_how_it_is_made_again(run: Path):
     record = json.loads((run / "record.json").read_text())
-    assert "--personalize auto:folds=3,steps=3,scratch=5" in record["command"]
+    assert "--personalize auto:folds=3,steps=3" in record["command"]
     assert "--holdout-clients 0.34" in record["command"]
 
 
@@ -424,7 +509,7 @@ def test_a_shared_model_trained_again_is_the_same(run: Path):
 
 
 def test_newcomers_from_elsewhere(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    data = "synthetic:clients=3,rows=30,features=4,classes=3,seed=5"
+    data = "synthetic:clients=3,rows=16,features=4,classes=3,seed=5"
     with compiling(optimised=False):
         status = main(["personalize", str(run), "--data", data, "--out", str(tmp_path), "--json"])
     assert status == 0
@@ -438,9 +523,9 @@ def test_what_newcomers_cannot_be(run: Path, capsys: pytest.CaptureFixture[str],
         assert main(["personalize", str(run), "--data", data, "--out", str(tmp_path)]) == 2
         return capsys.readouterr().err
 
-    assert "5 features, those of the run 4" in refused("synthetic:clients=3,rows=30,features=5,classes=3")
+    assert "5 features, those of the run 4" in refused("synthetic:clients=3,rows=16,features=5,classes=3")
     assert "a label that the federation has never seen" in refused(
-        "synthetic:clients=3,rows=30,features=4,classes=4"
+        "synthetic:clients=3,rows=16,features=4,classes=4"
     )
     assert main(["personalize", str(run), "--data", "synthetic"]) == 2
     assert "give --out" in capsys.readouterr().err
@@ -476,6 +561,9 @@ def test_an_unfinished_or_missing_run(run: Path, tmp_path: Path, capsys: pytest.
         ("--personalize auto:folds=1", "folds of personalization 'auto' must be at least 2"),
         ("--holdout-clients 1.5", "holdout_clients of the run must be below 1"),
         ("--holdout-clients 0.01", "leaves 0 newcomers"),
+        ("--holdout-clients 0,1,2,3,4,5", "leaves 6 newcomers and 0 to train with"),
+        ("--holdout-clients 7", "There is no client '7'. Known: 0, 1, 2, 3, 4, 5. A share"),
+        ("--holdout-clients 0,1x", "There is no client '1x'; did you mean '1'?"),
         ("--personalize auto --algorithm-is-alone", "trains no shared model"),
         ("--personalize auto --rechoose 2 --algorithm-is-pfedme", "personalize a run without it"),
     ],

@@ -160,7 +160,7 @@ def test_one_inner_step_from_w_is_fedavg_with_step_eta_lam_alpha(B):
     fed, ends = federation(EXACT, dtype=np.float64), []
     for algorithm in (
         PFedMe(K=1, theta_start="w", R=4, B=B, lam=3.0, eta=0.4, alpha=0.25, beta=1.5),
-        FedAvg(eta=0.4 * 3.0 * 0.25, R=4, B=B, beta=1.5),
+        FedAvg(eta=0.4 * 3.0 * 0.25, R=4, B=B, beta=1.5, aggregation="uniform"),
     ):
         simulation = Simulation(algorithm, softmax_regression(L2), fed, cohort=2, seed=7)
         ends.append([s.w for s in trajectory(simulation, start_at(simulation, w0()), 4)])

@@ -144,7 +144,7 @@ def test_frames_of_other_kinds_are_understood(folder: Path):
     assert model.predict(Pandas(frame.to_dict(as_series=False))).tolist() == want
     missing = Pandas({**frame.to_dict(as_series=False), "age": [1.0, float("nan"), 2.0, 3.0, 4.0]})
     with pytest.raises(InputError, match="Column 'age' of row 2 of the rows is empty"):
-        model.predict(missing)
+        model.predict(missing, strict=True)
     with pytest.raises(InputError, match="must be a frame"):
         model.predict(np.zeros((2, 9)))
     with pytest.raises(InputError, match="no frame"):
@@ -174,7 +174,8 @@ def test_a_quantity_is_predicted_in_its_own_unit(tmp_path: Path):
 
 def test_what_was_recommended_goes_before_what_was_trained(tmp_path: Path):
     run = ["run", "fedavg", "--data", "synthetic:clients=4,rows=40", "--rounds", "3", "--eta", "0.02"]
-    run += ["--personalize", "auto:steps=20,folds=2", "--out", str(tmp_path / "run"), "--json"]
+    run += ["--budget", "6", "--personalize", "auto:steps=20,folds=2"]
+    run += ["--out", str(tmp_path / "run"), "--json"]
     assert main(run) == 0
     given = pfedme.model_of(tmp_path / "run", client="2")
     assert given.origin["which"] == "recommended"
@@ -217,9 +218,129 @@ def test_rows_that_do_not_fit_are_refused(
 ):
     new = saved(change(patients(5)), tmp_path / "new.csv")
     out = tmp_path / "out.csv"
-    assert main(["predict", str(folder / "model"), "--data", str(new), "-o", str(out)]) == 2
+    assert main(["predict", str(folder / "model"), "--data", str(new), "-o", str(out), "--strict"]) == 2
     assert re.search(message, capsys.readouterr().err)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["new.csv"]
+
+
+def test_values_that_were_not_trained_on_are_zeros_and_counted(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    frame = patients(40, seed=1)
+    model = pfedme.load(folder / "model")
+    assert model.schema is not None
+    mean = next(c.mean for c in model.schema.columns if c.name == "age")
+    ward = [None, "z", *frame["ward"][2:]]
+    odd = frame.with_columns(age=pl.Series([*frame["age"][:-1], None]), ward=pl.Series(ward))
+    with pytest.warns(UserWarning, match="not trained on") as warned:
+        got = model.probabilities(odd)
+    said = str(warned[0].message)
+    assert said.startswith("3 of 40 rows of the data have values that the model was not trained on")
+    for part in ("missing in 'age' (1 row)", "missing in 'ward' (1 row)", "'ward' (1 row, such as 'z')"):
+        assert part in said
+    # The mean, and no ward at all, by the formula.
+    x = model.schema.encode(frame.with_columns(age=pl.Series([*frame["age"][:-1], mean])), "the oracle")
+    at = model.schema.starts["ward"]
+    x[:2, at : at + 3] = 0
+    ((W, b),) = model.theta.tree
+    odds = np.exp(x.astype(float) @ np.asarray(W, float).T + np.asarray(b, float))
+    np.testing.assert_allclose(got, odds / odds.sum(axis=1, keepdims=True), rtol=1e-5)
+    for strict in (model.predict, model.probabilities):
+        with pytest.raises(InputError, match="Column 'age' of row 40 of the rows is empty"):
+            strict(odd, strict=True)
+
+    new, out = saved(odd, tmp_path / "new.csv"), tmp_path / "out.csv"
+    capsys.readouterr()
+    assert main(["predict", str(folder / "model"), "--data", str(new), "-o", str(out)]) == 0
+    told = capsys.readouterr()
+    assert "3 of 40 rows of" in told.err
+    assert "such as 'z'" in told.err
+    np.testing.assert_array_equal(pl.read_csv(out)["probability_yes"].to_numpy(), got[:, 1])
+
+
+def test_columns_are_kept_as_they_were_written(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    frame = patients(30, seed=2)
+    ids = [f"00{k}" for k in range(30)]
+    table = frame.with_columns(id=pl.Series(ids), visits=pl.Series([f"{v}.0" for v in frame["visits"]]))
+    new, out = saved(table, tmp_path / "new.csv"), tmp_path / "out.csv"
+    command = ["predict", str(folder / "model"), "--data", str(new), "-o", str(out)]
+    assert main([*command, "--keep", "id,visits,ward,hospital"]) == 0
+    got = pl.read_csv(out, infer_schema=False)
+    assert got.columns == [
+        "id",
+        "visits",
+        "ward",
+        "hospital",
+        "prediction",
+        "probability_no",
+        "probability_yes",
+    ]
+    for name in ("id", "visits", "ward", "hospital"):
+        assert got[name].to_list() == table[name].to_list()
+    assert got["prediction"].to_list() == pfedme.load(folder / "model").predict(frame).tolist()
+    capsys.readouterr()
+    for keep, message in (("idd", "did you mean 'id'?"), ("prediction", "have a column of that name")):
+        saved(table.with_columns(prediction=pl.lit("x")), new)
+        assert main([*command, "--keep", keep, "--force"]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_an_array_keeps_its_other_arrays(tmp_path: Path):
+    trained(images(tmp_path / "images.npz"), tmp_path / "run")
+    pfedme.model_of(tmp_path / "run").save(tmp_path / "model")
+    out = tmp_path / "out.csv"
+    command = ["predict", str(tmp_path / "model"), "--data", str(tmp_path / "images.npz"), "-o", str(out)]
+    assert main([*command, "--keep", "client,y"]) == 0
+    got, want = pl.read_csv(out), np.load(tmp_path / "images.npz")
+    assert got["client"].to_list() == want["client"].tolist()
+    assert got["y"].to_list() == want["y"].tolist()
+    assert got.height == 400
+
+
+@pytest.mark.parametrize("link", ["the same path", "symbolic", "hard", "data is a link", "in the folder"])
+def test_the_table_is_never_overwritten(
+    link: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    data = out = saved(patients(5), tmp_path / "new.csv")
+    content = data.read_bytes()
+    if link == "symbolic":
+        out = tmp_path / "out.csv"
+        out.symlink_to(data)
+    elif link == "hard":
+        out = tmp_path / "out.csv"
+        out.hardlink_to(data)
+    elif link == "data is a link":
+        data = tmp_path / "link.csv"
+        data.symlink_to(out)
+    elif link == "in the folder":
+        data = tmp_path
+    command = ["predict", str(folder / "model"), "--data", str(data), "-o", str(out), "--force"]
+    assert main(command) == 2
+    assert "is never overwritten" in capsys.readouterr().err
+    assert (tmp_path / "new.csv").read_bytes() == content
+
+
+def test_a_run_with_a_shared_model_alone_knows_its_clients(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    table = saved(patients(80), tmp_path / "patients.csv")
+    command = ["run", "fedavg", "--data", str(table), "--client", "hospital", "--label", "outcome"]
+    command += ["--rounds", "2", "--holdout-clients", "Nord", "--out", str(tmp_path / "run"), "--json"]
+    assert main(command) == 0
+    export = ["export", str(tmp_path / "run"), "-o", str(tmp_path / "model"), "--force", "--client"]
+    assert main([*export, "Süd"]) == 0
+    assert main([*export, "Nord"]) == 0  # held out, and so no stranger
+    capsys.readouterr()
+    assert main([*export, "Norf"]) == 2
+    assert (
+        "There is no client 'Norf'; did you mean 'Nord'? Known: Süd, west / 3, Nord"
+        in capsys.readouterr().err
+    )
+    table.unlink()
+    assert main([*export, "Sud"]) == 2
+    assert "There is no client 'Sud'; did you mean 'Süd'" in capsys.readouterr().err
 
 
 def test_a_mistake_far_down_the_file_is_found(

@@ -33,18 +33,32 @@ from oracles import Rows, network_logits, with_one
 from stops import stop_at
 
 from pfedme.algorithms import ALGORITHMS, Algorithm, Alone, FedAvg, PerFedAvg, PFedMe
+from pfedme.auto import with_l2
 from pfedme.cli import main
+from pfedme.data.table import Table
 from pfedme.errors import InputError
-from pfedme.execute import execute
+from pfedme.execute import Progress, execute
 from pfedme.federation import Federation
 from pfedme.folder import Folder
+from pfedme.metrics import Blocks, outcomes
 from pfedme.models import MODELS, Model, Network
+from pfedme.offer import summary
+from pfedme.personalize import (
+    Candidate,
+    Personalize,
+    choose,
+    personalize,
+    row_score,
+    walk,
+    with_own_lambdas,
+)
 from pfedme.problem import Loss
 from pfedme.prox import descend, prox
 from pfedme.report.describe import describe
 from pfedme.run import Run
-from pfedme.simulate import Simulation
+from pfedme.simulate import Simulation, Store
 from pfedme.spec import build
+from pfedme.tree import Params
 
 every_algorithm = pytest.mark.parametrize("cls", ALGORITHMS.values(), ids=ALGORITHMS)
 L2 = 0.1
@@ -95,7 +109,7 @@ def steps(A: np.ndarray, c: np.ndarray, start: np.ndarray, size: float, many: in
 def test_alone_goes_straight_to_the_ridge_solution_of_each_clients_rows():
     with double_precision():
         fed, w = federation(dtype=np.float64), normal(1, FEATURES + 1)
-        sim = Simulation(Alone(R=40, B=0, eta=0.2), ridge(), fed, cohort=1)
+        sim = Simulation(Alone(R=40, B=0, eta=0.2, l2="model"), ridge(), fed, cohort=1)
         state = start_at(sim, w)
         for many in (40, 80):
             state, _ = sim.advance(state, 1)
@@ -105,6 +119,19 @@ def test_alone_goes_straight_to_the_ridge_solution_of_each_clients_rows():
         state, _ = sim.advance(state, 60)
         for theta, rows in zip(flat(state.clients, True), train_rows(fed), strict=True):
             np.testing.assert_allclose(theta, np.linalg.solve(*quadratic(rows, L2)), rtol=1e-7, atol=1e-9)
+
+
+def test_a_clients_own_l2_is_on_its_weights_alone():
+    """∇f(θ) + l2 (W, 0) = 0: ridge regression with a bias that is free."""
+    with double_precision():
+        fed = federation(dtype=np.float64)
+        sim = Simulation(Alone(R=300, B=0, eta=0.2), ridge(0.0), fed, cohort=1)
+        strengths = np.array([0.01, 0.1, 1.0, 3.0, 0.3])
+        state, _ = sim.advance(with_l2(start_at(sim, normal(1, FEATURES + 1)), strengths), 10)
+        for theta, rows, l2 in zip(flat(state.clients[0], True), train_rows(fed), strengths, strict=True):
+            H, c = quadratic(rows, 0.0)
+            want = np.linalg.solve(H + l2 * np.diag([1.0] * FEATURES + [0.0]), c)
+            np.testing.assert_allclose(theta, want, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("nu", [None, 1e-24])
@@ -126,12 +153,16 @@ def test_pfedmes_personal_model_is_a_linear_solve(nu: float | None):
             )
 
 
-def test_a_round_of_fedavg_is_the_mean_of_closed_forms():
+@pytest.mark.parametrize("aggregation", ["uniform", "samples"])
+def test_a_round_of_fedavg_is_the_mean_of_closed_forms(aggregation: Any):
     with double_precision():
         fed, w = federation(dtype=np.float64), normal(1, FEATURES + 1)
-        sim = Simulation(FedAvg(R=9, B=0, eta=0.1, beta=1.0), ridge(), fed, cohort=fed.clients)
+        algorithm = FedAvg(R=9, B=0, eta=0.1, beta=1.0, aggregation=aggregation)
+        sim = Simulation(algorithm, ridge(), fed, cohort=fed.clients)
         state, _ = sim.advance(start_at(sim, w), 1)
-        want = np.mean([steps(*quadratic(rows, L2), w, 0.1, 9) for rows in train_rows(fed)], axis=0)
+        weights = fed.n_train if aggregation == "samples" else None
+        own = [steps(*quadratic(rows, L2), w, 0.1, 9) for rows in train_rows(fed)]
+        want = np.average(own, axis=0, weights=weights)
         np.testing.assert_allclose(flat(state.w), want, rtol=1e-9, atol=1e-11)
 
 
@@ -148,6 +179,26 @@ def test_per_fedavgs_step_has_the_hessian():
             meta = (np.eye(len(w)) - alpha * H) @ (H @ adapted - c)
             np.testing.assert_allclose(flat(models.personal, True)[i], adapted, rtol=1e-9, atol=1e-11)
             np.testing.assert_allclose(flat(models.local, True)[i], w - eta * meta, rtol=1e-9, atol=1e-11)
+
+
+@every_algorithm
+def test_smaller_steps_at_the_end_move_w_less_and_leave_personal_models_alone(cls: type[Algorithm]):
+    """With one local round from the same w: a quarter of the way, and the same answer to it."""
+    with double_precision():
+        fed, w = federation(dtype=np.float64), normal(1, FEATURES + 1)
+        given = {"R": 1, "B": 0, "eta": 0.01, "alpha": 0.05, "l2": "model"}
+        known = {field.name for field in dataclasses.fields(cls)}
+        algorithm = cls(**{name: value for name, value in given.items() if name in known})
+        ways, answers = [], []
+        for quarter_at in ((), (2,)):
+            sim = Simulation(algorithm, ridge(), fed, cohort=fed.clients, quarter_at=quarter_at)
+            state = start_at(sim, w)._replace(t=2)
+            answers.append(sim.answer(state)[0])
+            after, _ = sim.advance(state, 1)
+            moved = after.w if algorithm.has_global else after.clients
+            ways.append(flat(moved, not algorithm.has_global) - w)
+        np.testing.assert_allclose(ways[1], ways[0] / 4, rtol=1e-9)
+        assert_close(*answers, rtol=1e-12)
 
 
 @pytest.mark.parametrize("solver", ["gradient", "nesterov"])
@@ -295,7 +346,7 @@ def stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[dict[str
 
 
 TABLE = "--data train.csv --test test.csv --client hospital --label stay"
-SMALL = "--R 5 --B 5 --rounds 4 --eta 0.05"
+SMALL = "--R 5 --B 5 --rounds 4 --budget 6 --eta 0.05"
 
 
 def pfedme(line: str) -> int:
@@ -355,7 +406,8 @@ def test_a_comparison_tells_r2_and_errors(
     assert pfedme(f"compare {' '.join(names)} {TABLE} {SMALL} --model dnn --out c") == 0
     shown = capsys.readouterr().out
     assert "test R² over all clients' rows" in shown
-    assert re.search(r"A client that trains alone reaches R² -?\d+\.\d{3}, and the best", shown)
+    (verdict,) = re.findall(r"whether joining pays: RMSE \w+ by .* interval", shown)
+    assert "points" not in verdict
     with open("c/compare.csv") as file:
         rows = {(row["algorithm"], row["evaluated"]): row for row in csv.DictReader(file)}
     for name in names:
@@ -418,41 +470,173 @@ def test_the_description_counts_clients_whose_test_labels_are_alike(stays: list[
     assert "1 client has no test rows" in said
 
 
+def test_a_client_with_far_larger_numbers_makes_steps_smaller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """The curvature is estimated without it, so that its personal model is not finite at first."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(odd: str) -> Federation:
+        rng = np.random.default_rng(0)
+        with open("table.csv", "w", newline="") as file:
+            table = csv.writer(file)
+            table.writerow(["client", "x", "y"])
+            for name in map(str, range(60)):
+                x = rng.normal(size=8) + (200 if name == odd else 0)
+                table.writerows([name, a, a + 0.1 * rng.normal()] for a in x)
+        return Table(path="table.csv", client="client", label="y").load()
+
+    fed = write("")
+    missed = set(range(60)) - set(np.linspace(0, 59, 32).astype(int).tolist())
+    write(fed.name(np.argsort(fed.ids)[min(missed)]))
+    about = "--data table.csv --client client --label y --R 1 --K 200"
+    line = f"run pfedme {about} --rounds 2 --out run"
+    assert pfedme(line) == 0
+    auto = strict(Path("run/record.json").read_text())["auto"]
+    assert auto["retries"] > 0
+    times = 4 ** auto["retries"]
+    assert f"Larger steps diverged; these are 1/{times} of what the curv" in capsys.readouterr().out
+    assert pfedme(f"{line} --alpha {auto['steps']['alpha'] * times} --force") == 1
+    assert "a client's model is no longer finite" in capsys.readouterr().err
+    # The number of rounds is found with the steps that are taken in the end.
+    told = []
+
+    def watch(progress: Progress) -> None:
+        told.append(progress)
+
+    auto = dataclasses.replace(
+        Run.from_json(Folder(Path("run")).read()["config"]), algorithm=PFedMe(R=1, K=200), rounds=0, budget=12
+    )
+    assert execute(auto, watch=watch).record["auto"]["retries"] > 0
+    rounds = [progress.round for progress in told if not progress.pilot]
+    assert rounds == sorted(rounds), "the run itself did not begin again"
+
+
+# --- A model for each client -------------------------------------------------------------------------
+
+HOW = "auto:steps=40,folds=2,B=5"
+
+
+def own_models(fed: Federation) -> Params:
+    """A model of its own for each client."""
+    return jax.vmap(lambda i: ridge().init(jax.random.fold_in(jax.random.key(2), i)))(fed.ids)
+
+
+def test_a_point_of_the_path_is_a_linear_solve():
+    """θ(λ) = (H + λI)⁻¹ (c + λw), for clients whose rows are all the same, as every batch then is."""
+    x = np.repeat(normal(0, 2, FEATURES), 6, axis=0).astype(np.float32)
+    fed = Federation.split([6, 6], x, np.repeat(np.array([2, -1], np.float32), 6), classes=0)
+    w, how, lams = ridge().init(jax.random.key(1)), Personalize(steps=1500, eta=0.1, B=4), (3.0, 0.3)
+    offered = [Candidate("personal", lam, how.steps) for lam in lams]
+    walked = walk(
+        how, ridge(), fed, w, None, offered, jax.random.key(0), np.arange(2), Blocks.cut(*fed.rows("test"))
+    )
+    for lam, (_, theta) in zip(lams, walked, strict=True):
+        for own, rows in zip(flat(theta, True), train_rows(fed), strict=True):
+            H, c = quadratic(rows, L2)
+            want = np.linalg.solve(H + lam * np.eye(len(c)), c + lam * flat(w))
+            np.testing.assert_allclose(own, want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_of_two_models_the_closer_one_is_chosen(seed: int):
+    """By −½ (z − y)², in the mean over rows."""
+    fed = federation(((40, 1), (30, 1), (50, 1)), seed=seed)
+    blocks, store = Blocks.cut(*fed.rows("train")), Store.of(fed)
+    lines = np.array([[1, 1, 1, 0.0], [0.5, 1, 1.5, 0.3], [1.5, 0.5, 1, -0.5]], np.float32)
+    scores = []
+    for line in lines:
+        theta = ridge().init(jax.random.key(0)).like(jnp.asarray(line))
+        found = outcomes(ridge(), theta, store.x, store.y, blocks)
+        z = with_one(fed.x[blocks.rows()]) @ line
+        want = np.maximum(-((z - fed.y[blocks.rows()]) ** 2) / 2, np.log(0.01))
+        np.testing.assert_allclose(row_score(found), want, rtol=1e-3, atol=1e-5)
+        scores.append(want)
+    owner = blocks.owner()
+    best = [np.argmax([own[owner == i].mean() for own in scores]) for i in range(fed.clients)]
+    np.testing.assert_array_equal(choose(np.stack(scores, axis=1), owner, fed.clients, 0.0), best)
+
+
+def test_r2_of_what_clients_choose_is_numpys():
+    fed = federation(((30, 9), (12, 0), (2, 1), (20, 6), (50, 4)))
+    w = ridge().init(jax.random.key(1))
+    how = Personalize(steps=60, eta=0.1, folds=2, B=5)
+    found = personalize(how, ridge(), fed, w, lambda _: w, own_models)
+    told = [with_one(rows.x) @ own for rows, own in zip(held_out(fed), flat(found.theta, True), strict=True)]
+    labels = [rows.y.astype(np.float64) for rows in held_out(fed)]
+    y, z = np.concatenate(labels), np.concatenate(told)
+    assert summary(found, found.recommended)["r2"] == pytest.approx(errors(y, z)[1], rel=1e-3)
+    z = with_one(np.concatenate([rows.x for rows in held_out(fed)])) @ flat(w)
+    assert summary(found, found.of("global"))["r2"] == pytest.approx(errors(y, z)[1], rel=1e-3)
+    # Over clients, with the variance of all labels.
+    squares = [np.mean((a - b) ** 2) if len(a) else np.nan for a, b in zip(labels, told, strict=True)]
+    np.testing.assert_allclose(
+        found.accuracy(found.recommended), 1 - np.array(squares) / np.var(y), rtol=1e-3
+    )
+    # Clients with enough rows to learn their lines do.
+    assert found.accuracy(found.recommended)[0] > found.accuracy(found.of("global"))[0] + 0.1
+    assert found.verdict().metric == "r2"
+
+
+def test_a_client_takes_a_smaller_lambda_if_the_shared_line_is_not_its_own():
+    line, other = np.array([1, 1, 1, 0.0], np.float32), np.array([-1, 1, 1, 0.5], np.float32)
+    x = normal(0, 80, FEATURES).astype(np.float32)
+    y = np.concatenate([with_one(x[:40]) @ line, with_one(x[40:]) @ other]).astype(np.float32)
+    y += 0.1 * normal(1, 80).astype(np.float32)
+    fed = Federation.split([40, 40], x, y, classes=0).hold_out(0, 5)
+    algorithm = PFedMe(lam=4.0, R=2, B=3, eta=0.005, alpha=0.05, rechoose=2)
+    sim = Simulation(algorithm, ridge(0.0), fed, cohort=2)
+    after = with_own_lambdas(sim, start_at(sim, line)._replace(t=2), Personalize(steps=100, B=10))
+    first, second = np.asarray(after.clients)
+    assert first == 4
+    assert second < 0.5
+
+
+def test_a_run_finds_models_for_its_clients_and_for_newcomers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
+    stays = [write_table(tmp_path / "train.csv", 0, 9), write_table(tmp_path / "test.csv", 1, 12)]
+    line = f"run pfedme {TABLE} {SMALL} --personalize {HOW} --holdout-clients north --out run"
+    assert pfedme(line) == 0
+    shown = capsys.readouterr().out
+    assert "client mean of test R², by their training rows" in shown
+    assert "recommended R²" in shown
+    assert "accuracy" not in shown
+    told = strict(Path("run/personalized.json").read_text())
+    models = safetensors.numpy.load_file("run/personalized.safetensors")["theta"]
+    (_, x, days), (client, new_x, new_y) = map(columns, stays)
+    inputs = with_one((new_x - x.mean(axis=0)) / x.std(axis=0))
+    with open("run/personalized.csv") as file:
+        table = {row["client"]: row for row in csv.DictReader(file)}
+    assert set(table) == set(CLIENTS) - {"north"}
+    y, z = [], []
+    for theta, name in zip(models, table, strict=True):
+        mine = client == name
+        y.append(new_y[mine])
+        z.append(days.mean() + days.std() * (inputs[mine] @ theta.astype(np.float64)))
+    assert told["methods"]["recommended"]["r2"] == pytest.approx(
+        errors(np.concatenate(y), np.concatenate(z))[1], rel=1e-3
+    )
+    with open("run/newcomers.csv") as file:
+        levels = list(csv.DictReader(file))
+    assert {row["clients"] for row in levels} == {"1"}
+    assert all(float(row["mean"]) <= 1 for row in levels)
+    # Others come later, with a table of their own.
+    write_table(Path("later.csv"), 5, 12)
+    assert pfedme(f"personalize run --data later.csv --personalize {HOW} --out new") == 0
+    assert "R²" in capsys.readouterr().out
+    assert "recommended_r2" in Path("new/personalized.csv").read_text()
+    assert "R²" in Path("new/report.html").read_text()
+
+
+def test_clients_choose_a_lambda_of_a_quantity_while_they_train(stays: list[list[dict[str, Any]]]):
+    assert pfedme(f"compare fedavg pfedme:rechoose=2 {TABLE} {SMALL} --out c") == 0
+    final = strict(Path("c/pfedme/seed-0/record.json").read_text())["final"]
+    assert final["personal"]["r2"] > final["global"]["r2"]
+
+
 # --- What is refused ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("option", ["--personalize auto", "--holdout-clients 0.4", "--rechoose 2"])
-def test_clients_do_not_choose_models_by_quantities(
-    stays: list[list[dict[str, Any]]], capsys: pytest.CaptureFixture[str], option: str
-):
-    assert pfedme(f"run pfedme {TABLE} {SMALL} {option} --out run") == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert "The label is a quantity" in err
-    assert "pfedme compare" in err
-    assert len(err.splitlines()) == 1, "no round was trained"
-    assert not Path("run").exists()
-
-
-def test_a_finished_regression_is_not_personalized(
-    stays: list[list[dict[str, Any]]], capsys: pytest.CaptureFixture[str]
-):
-    assert pfedme(f"run fedavg {TABLE} {SMALL} --out run --json") == 0
-    before = {path: path.read_bytes() for path in Path("run").iterdir()}
-    capsys.readouterr()
-    for line in ("personalize run", "personalize run --data test.csv --out new"):
-        assert pfedme(line) == 2
-        assert "The label is a quantity" in capsys.readouterr().err
-    assert before == {path: path.read_bytes() for path in Path("run").iterdir()}
-    assert not Path("new").exists()
-
-
-def test_a_comparison_refuses_before_it_trains(
-    stays: list[list[dict[str, Any]]], capsys: pytest.CaptureFixture[str]
-):
-    assert pfedme(f"compare fedavg pfedme:rechoose=2 {TABLE} {SMALL} --out c") == 2
-    assert "The label is a quantity" in capsys.readouterr().err
-    assert not Path("c").exists()
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])

@@ -12,10 +12,19 @@ import pytest
 
 from pfedme.execute import Progress
 from pfedme.federation import Federation
+from pfedme.offer import Level
 from pfedme.report.describe import describe
 from pfedme.report.figures import curves
-from pfedme.report.tables import comparison_csv, mean_std, rows, sentences
+from pfedme.report.tables import (
+    choice_sentences,
+    comparison_csv,
+    mean_std,
+    newcomer_sentence,
+    rows,
+    sentences,
+)
 from pfedme.terminal import Bar
+from pfedme.verdict import Interval
 
 
 def entry(round: int = 10, **accuracy: float | None) -> dict[str, Any]:
@@ -38,54 +47,77 @@ def full(shared: float, local: float, personal: float) -> dict[str, Any]:
 # --- Sentences ---------------------------------------------------------------------------------------
 
 
-def test_the_words_say_that_clients_are_better_off_alone_when_they_are():
-    said = sentences({"pfedme": [full(0.70, 0.80, 0.81)], "alone": [entry(personal=0.93)]})[0]
+def test_the_words_give_the_numbers_and_leave_the_verdict_to_its_interval():
+    said = " ".join(sentences({"pfedme": [full(0.70, 0.80, 0.81)], "alone": [entry(personal=0.93)]}))
     assert "alone reaches 93.0 %" in said
     assert "pfedme's personal one, 81.0 %" in said
-    assert "clients are better off alone, by 12.0 points" in said
-    assert "joining pays" not in said
-
-
-def test_the_words_say_that_joining_pays_when_it_does():
-    said = sentences({"alone": [entry(personal=0.80)], "pfedme": [full(0.70, 0.80, 0.85)]})[0]
-    assert "joining pays, by 5.0 points" in said
-    assert "better off alone" not in said
-
-
-def test_the_words_say_that_joining_changes_nothing_when_it_does_not():
-    said = sentences({"alone": [entry(personal=0.8)], "fedavg": [entry(global_=0.7, local=0.8002)]})[0]
-    assert "joining changes nothing on average" in said
+    for claim in ("pays", "better off", "above", "below", "changes nothing"):
+        assert claim not in said
 
 
 def test_the_best_federated_model_is_meant_whosever_it_is():
     results = {
         "pfedme": [full(0.70, 0.80, 0.81)],
         "fedavg": [entry(global_=0.75, local=0.90)],
+        "pooled": [entry(global_=0.99)],
         "alone": [entry(personal=0.85)],
     }
-    said = sentences(results)[0]
-    assert "fedavg's local one, 90.0 %" in said
-    assert "joining pays, by 5.0 points" in said
+    assert "fedavg's local one, 90.0 %" in sentences(results)[0]
 
 
-def test_means_over_seeds_decide():
+def test_scores_in_words_are_means_over_seeds():
     alone = [entry(personal=v) for v in (0.90, 0.70)]
-    joined = [entry(global_=v, local=v) for v in (0.85, 0.85)]
-    assert "joining pays, by 5.0 points" in sentences({"alone": alone, "fedavg": joined})[0]
+    joined = [entry(global_=v, local=v) for v in (0.85, 0.75)]
+    said = sentences({"alone": alone, "fedavg": joined})[0]
+    assert said.count("80.0 %") == 2
+
+
+def test_pfedme_is_set_beside_its_like():
+    results = {"pfedme": [full(0.7, 0.5, 0.80)], "fedavg": [entry(global_=0.6, local=0.75)]}
+    said = " ".join(sentences(results))
+    for part in (
+        "personal models reach 80.0 %",
+        "its global model 70.0 %",
+        "FedAvg's local models",
+        "75.0 %",
+    ):
+        assert part in said
 
 
 @pytest.mark.parametrize(
-    ("shared", "local", "words"),
+    ("ends", "words"),
     [
-        (0.70, 0.75, ["10.0 points above its own global model", "5.0 points above FedAvg's local models"]),
-        (0.80, 0.85, ["level with its own global model", "5.0 points below FedAvg's local models"]),
-        (0.90, 0.80, ["10.0 points below its own global model", "level with FedAvg's local models"]),
+        ([(0.1, 0.3), (0.2, 0.4)], ["joining pays for newcomers with 5, 20 rows"]),
+        (
+            [(0.1, 0.3), (-0.1, 0.4)],
+            ["joining pays for newcomers with 5 rows", "cannot be told with 20 rows"],
+        ),
+        ([(-0.3, 0.3), (-0.4, -0.1)], ["cannot be told with 5 rows", "alone is better with 20 rows"]),
     ],
 )
-def test_pfedme_is_set_beside_its_like(shared: float, local: float, words: list[str]):
-    results = {"pfedme": [full(shared, 0.5, 0.80)], "fedavg": [entry(global_=0.6, local=local)]}
-    said = " ".join(sentences(results))
+def test_what_is_said_of_newcomers_follows_from_their_interval(
+    ends: list[tuple[float, float]], words: list[str]
+):
+    levels = [
+        Level(rows, 9, {}, Interval((low + high) / 2, low, high)._asdict())
+        for rows, (low, high) in zip((5, 20), ends, strict=True)
+    ]
+    said = newcomer_sentence(levels)
     assert [word for word in words if word not in said] == []
+    assert ("pays" in said) == any(low > 0 for low, _ in ends)
+
+
+def test_what_is_said_of_the_chosen_models_follows_from_their_interval():
+    half = np.full(8, 0.02)
+    gain = 0.1 + 0.01 * np.arange(8)
+    for sign, words in ((1, "are 13.5 points above alone"), (-1, "are 13.5 points below alone")):
+        said = choice_sentences(["global"] * 8, {"alone": (sign * gain, half)})[1]
+        assert words in said
+        assert f"{8 if sign > 0 else 0} of 8 clients gain" in said
+    said = choice_sentences(["global"] * 8, {"alone": (gain * np.tile([1, -1], 4), half)})[1]
+    assert "cannot be told from alone" in said
+    assert "above" not in said
+    assert "below" not in said
 
 
 def test_nothing_is_said_of_alone_where_it_was_not_run():
@@ -111,7 +143,7 @@ def test_one_seed_is_called_one_seed_and_several_are_not():
     ],
 )
 def test_no_verdict_without_both_sides(results: dict[str, Any]):
-    assert not any("on this federation" in said for said in sentences(results))
+    assert not any("trains alone" in said for said in sentences(results))
 
 
 # --- Tables ------------------------------------------------------------------------------------------
@@ -138,7 +170,8 @@ def test_a_row_has_three_models_and_the_worst_tenth_of_the_last():
     )
     assert table[0] == ["pfedme", "70.00", "80.00", "90.00", "45.00"]
     assert table[1] == ["fedavg", "60.00", "70.00", "–", "35.00"]
-    assert table[2] == ["alone", "–", "–", "55.00 ± 7.07", "27.50 ± 3.54"]
+    # t of one degree of freedom is 12.7062, and two seeds are 5 from their mean.
+    assert table[2] == ["alone", "–", "–", f"55.00 ± {12.7062 * 5:.2f}", f"27.50 ± {12.7062 * 2.5:.2f}"]
     assert table[3] == ["per-fedavg", *["diverged"] * 4]
 
 
@@ -147,7 +180,8 @@ def test_the_csv_has_fractions():
     assert list(csv.DictReader(io.StringIO(text))) == [
         {
             "algorithm": "alone", "evaluated": "personal", "mean": "0.550000", "std": "0.070711",
-            "worst_decile": "0.275000", "seeds": "2",
+            "worst_decile": "0.275000", "seeds": "2", "half_width": f"{12.7062 * 0.05:.6f}",
+            "metric": "accuracy",
         }
     ]  # fmt: skip
 

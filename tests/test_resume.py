@@ -28,6 +28,16 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Results]:
     return {name: Results(folder / name) for name in ALGORITHMS}
 
 
+def test_a_run_that_is_stopped_in_its_pilot_begins_it_again(tmp_path: Path):
+    run = tiny("alone", rounds=0, budget=12, eval_every=None)
+    execute(run, tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        execute(run, tmp_path / "run", watch=stop_at(5, pilot=True))
+    assert not (tmp_path / "run" / "checkpoint.safetensors").exists()
+    assert main(["resume", str(tmp_path / "run")]) == 0
+    assert Results(tmp_path / "run") == Results(tmp_path / "whole")
+
+
 # --- Interrupted by hand -----------------------------------------------------------------------------
 
 
@@ -115,13 +125,16 @@ def refused(capsys: pytest.CaptureFixture[str], folder: Path) -> str:
 
 def test_a_finished_run_is_not_resumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     execute(tiny("alone"), tmp_path / "run")
+    assert main(["resume", str(tmp_path / "run")]) == 0  # its page was missing
+    assert (tmp_path / "run" / "report.html").exists()
+    capsys.readouterr()
     assert "is finished; there is nothing to resume" in refused(capsys, tmp_path / "run")
 
 
 def test_a_diverged_run_is_not_resumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     argv = ["run", "alone", "--data", "synthetic:clients=4,rows=40,features=5,classes=3", "--rounds", "6"]
-    argv += ["--cohort", "2", "--R", "2", "--B", "5", "--eta", "1e38", "--out", str(tmp_path / "run")]
-    assert main(argv) == 1
+    argv += ["--cohort", "2", "--R", "2", "--B", "5", "--eta", "1e38", "--model", "mlr:l2=0.001"]
+    assert main([*argv, "--out", str(tmp_path / "run")]) == 1
     capsys.readouterr()
     assert "diverged, and would again" in refused(capsys, tmp_path / "run")
 

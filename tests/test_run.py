@@ -33,6 +33,7 @@ MODELS_OF = {
     "fedavg": {"global", "local"},
     "per-fedavg": {"global", "local", "personal"},
     "alone": {"personal"},
+    "pooled": {"global"},
     "fedavg-ft": {"global", "local", "personal"},
 }
 JOBS = {name: [name, *TINY, *(["--F", "3"] if name == "fedavg-ft" else [])] for name in ALGORITHMS}
@@ -86,7 +87,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Finished]:
 @pytest.mark.parametrize("job", JOBS)
 def test_the_folder_holds_what_the_contract_names_and_nothing_else(finished: dict[str, Finished], job: str):
     names = {path.name for path in finished[job].folder.iterdir()}
-    assert names == {"record.json", "clients.csv", "model.safetensors", "curves.png", "report.html"}
+    written = {"record.json", "clients.csv", "model.safetensors", "curves.png", "report.html"}
+    assert names == written | {"test_rows.csv"}
 
 
 @pytest.mark.parametrize("job", JOBS)
@@ -111,7 +113,7 @@ def test_an_entry_has_the_models_that_the_algorithm_has(finished: dict[str, Fini
         kinds = {"global", "local", "personal"} & set(entry)
         assert kinds == MODELS_OF[record["config"]["algorithm"]["name"]]
         for kind in kinds:
-            assert set(entry[kind]) == {"accuracy", "loss", "train_loss", "clients"}
+            assert {"accuracy", "loss", "train_loss", "clients", "log_loss", "brier"} <= set(entry[kind])
             assert set(entry[kind]["clients"]) == {"mean", "std", "worst_decile", "min"}
             assert 0 <= entry[kind]["accuracy"] <= 1
             assert entry[kind]["loss"] > 0
@@ -122,7 +124,7 @@ def test_an_entry_has_the_models_that_the_algorithm_has(finished: dict[str, Fini
 def test_numbers_over_clients_are_those_of_the_clients_in_the_table(finished: dict[str, Finished], job: str):
     run = finished[job]
     columns = ["client", "n_train", "n_test", "global_accuracy", "local_accuracy", "personal_accuracy"]
-    assert list(run.clients[0]) == columns
+    assert list(run.clients[0])[:6] == columns
     assert [int(row["client"]) for row in run.clients] == [0, 1, 2, 3]
     f = run.federation
     assert [int(row["n_train"]) for row in run.clients] == f.n_train.tolist()
@@ -222,10 +224,16 @@ def test_the_words_printed_have_the_numbers_of_the_record(tmp_path: Path, capsys
     final = json.loads((out / "record.json").read_text())["final"]
     for kind in ("global", "local", "personal"):
         (line,) = [line for line in printed.splitlines() if line.split()[:1] == [kind]]
-        numbers = [float(word) for word in line.split()[1:]]
+        numbers = [float(word) for word in line.split()[1:] if word != "±"]
         own = final[kind]["clients"]
-        want = [100 * final[kind]["accuracy"], final[kind]["loss"], final[kind]["train_loss"]]
-        want += [100 * own[k] for k in ("mean", "worst_decile", "min")]
+        halves = final[kind]["half_width"]["accuracy"], final[kind]["by_client"]["accuracy"]["half_width"]
+        want = [
+            100 * final[kind]["accuracy"],
+            100 * halves[0],
+            final[kind]["loss"],
+            final[kind]["train_loss"],
+        ]
+        want += [100 * v for v in (own["mean"], halves[1], own["worst_decile"], own["min"])]
         np.testing.assert_allclose(numbers, want, atol=0.006)
     assert "alone" in printed
     assert str(out) in printed
@@ -273,15 +281,17 @@ def test_evaluating_more_often_changes_no_number(tmp_path: Path):
     assert finals[0] == finals[1]
 
 
-def test_the_cohort_is_ten_or_everybody_by_default(tmp_path: Path):
+def test_the_cohort_is_a_hundred_or_everybody_by_default(tmp_path: Path):
     few = Run(
         algorithm=ALGORITHMS["fedavg"](R=2, B=5), data=Synthetic(clients=4, rows=8), model=parse_model("mlr")
     )
     assert few.prepare()[0].cohort == 4
     many = Run(
-        algorithm=ALGORITHMS["fedavg"](R=2, B=5), data=Synthetic(clients=14, rows=8), model=parse_model("mlr")
+        algorithm=ALGORITHMS["fedavg"](R=2, B=5),
+        data=Synthetic(clients=104, rows=8),
+        model=parse_model("mlr"),
     )
-    assert many.prepare()[0].cohort == 10
+    assert many.prepare()[0].cohort == 100
 
 
 def test_another_seed_makes_another_run_of_the_same_data(tmp_path: Path):
@@ -331,8 +341,8 @@ def test_an_unstable_inner_step_never_ends_in_a_traceback(
 def diverged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[Path, str]:
     """A run that diverges after some rounds, and what was said of it."""
     out = tmp_path / "run"
-    argv = [*JOBS["pfedme"], "--rounds", "400", "--eval-every", "400", "--eta", "20", "--out", str(out)]
-    assert main(["run", *argv]) == 1
+    long = ["--rounds", "400", "--eval-every", "400", "--model", "mlr:l2=0.001", "--out", str(out)]
+    assert main(["run", *JOBS["pfedme"], *long, "--eta", "20", "--alpha", "0.01"]) == 1
     printed, err = capsys.readouterr()
     assert printed == ""
     return out, err

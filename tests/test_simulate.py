@@ -138,7 +138,9 @@ def test_every_client_starts_from_the_same_model():
     sim = simulation(Alone)
     start = sim.start()
     assert start.t == 0
-    np.testing.assert_array_equal(flat(start.clients, True), np.tile(flat(start.w), (N, 1)))
+    theta, l2 = start.clients
+    np.testing.assert_array_equal(flat(theta, True), np.tile(flat(start.w), (N, 1)))
+    np.testing.assert_array_equal(l2, np.zeros(N))
 
 
 # --- evaluation

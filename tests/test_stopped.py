@@ -10,11 +10,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from stops import Results, files_of_at_most, interrupted, tiny
 
 import pfedme.execute
+from pfedme.algorithms import Alone
 from pfedme.cli import main
 from pfedme.execute import execute
 
@@ -27,7 +29,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Results:
     return Results(folder)
 
 
-LONG = tiny("alone", rounds=12_000, eval_every=600)
+LONG = tiny("alone", algorithm=Alone(R=2, B=5, l2="model"), rounds=12_000, eval_every=600)
 
 DRIVER = """
 import resource, sys
@@ -145,6 +147,25 @@ def test_a_run_that_is_told_to_stop_can_be_resumed(
     assert Results(signalled[0]) == long[0]
 
 
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("alone", {}), ("fedavg", {"rounds": 0, "budget": 12, "eval_every": None})],
+    ids=["l2", "rounds"],
+)
+def test_a_run_stopped_in_its_pilot_ends_as_if_it_had_not_been(
+    name: str, options: dict[str, Any], tmp_path: Path
+):
+    run = tiny(name, **options)
+    execute(run, tmp_path / "whole")
+    out = interrupted(tmp_path / "run", run, pilot=True)
+    assert {p.name for p in out.iterdir()} == {"record.json"}
+    assert main(["resume", str(out)]) == 0
+    assert Results(out) == Results(tmp_path / "whole")
+    told, want = (json.loads((p / "record.json").read_text())["auto"] for p in (out, tmp_path / "whole"))
+    assert told == want
+    assert told["found"] == ["eta"]
+
+
 # --- A full disk -------------------------------------------------------------------------------------
 
 
@@ -197,3 +218,22 @@ def test_a_disk_that_is_full_from_the_start_leaves_a_folder_that_can_be_used(
     assert "could not be written: File too large." in err
     assert main(argv) == 0
     assert Results(out) == whole
+
+
+def test_a_run_killed_while_its_clients_choose_is_resumed(tmp_path: Path):
+    data = "synthetic:clients=6,rows=30,features=4,classes=3"
+    line = ["run", "fedavg", "--data", data, "--rounds", "3", "--R", "2", "--B", "5", "--budget", "6"]
+    line += ["--personalize", "auto:steps=3,folds=2"]
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    with started(*line, "--out", str(killed)) as process:
+        assert process.stderr is not None
+        assert any(said.startswith("choice: step 2") for said in process.stderr)
+        process.kill()
+    assert json.loads((killed / "record.json").read_text())["status"] == "finished"
+    assert not (killed / "personalized.json").exists()
+    assert main([*line, "--out", str(whole)]) == 0
+    assert main(["resume", str(killed)]) == 0
+    names = {path.name for path in whole.iterdir()}
+    assert names == {path.name for path in killed.iterdir()}
+    for name in names - {"record.json", "report.html"}:  # which tell of seconds
+        assert (killed / name).read_bytes() == (whole / name).read_bytes(), name

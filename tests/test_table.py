@@ -730,6 +730,7 @@ def a_run(path: Path, **fields: Any) -> Run:
         {},
         {"features": ("age", "a,b"), "drop": ("it's",), "task": "classification", "impute": "mean"},
         {"train": 0.5, "seed": 7, "client": None, "test": "held out.csv"},
+        {"na": (".", "-99", "not asked"), "decimal": ",", "drop_missing_labels": True},
     ],
 )
 def test_a_runs_command_is_read_back_as_the_run(

@@ -168,7 +168,8 @@ class Bound:
         self.room.clients = {
             name: dataclasses.replace(one, policy=policy) for name, one in self.room.clients.items()
         }
-        self.plan = Plan(algorithm=PFedMe(lam=5.0, K=3, **QUICK), model=MLR(), rounds=4, min_clients=2)
+        algorithm, model = PFedMe(lam=5.0, K=3, **QUICK), MLR(l2=0.001)
+        self.plan = Plan(algorithm=algorithm, model=model, rounds=4, min_clients=2)
         for one in self.room.clients.values():
             one.pins.begin()
         self.progress = Server(self.plan, self.room, print).begin()

@@ -20,24 +20,25 @@ import numpy as np
 import optuna
 import pytest
 from laws import with_test_rows
-from optuna.distributions import CategoricalDistribution
+from optuna.distributions import CategoricalDistribution, FloatDistribution
 from optuna.trial import TrialState
 from stops import DATA, files_of_at_most, tiny
 
 import pfedme.run
 import pfedme.terminal
-import pfedme.tune
 from pfedme.algorithms import ALGORITHMS, Algorithm
+from pfedme.auto import pilot
 from pfedme.cli import main
 from pfedme.errors import InputError, RunError
 from pfedme.federation import Federation
 from pfedme.journal import opened
+from pfedme.models import parse_model
 from pfedme.search import How, Search, axes
 from pfedme.simulate import Simulation
 from pfedme.spec import build, to_json
-from pfedme.tune import Step, Tried, Tuning, tune
+from pfedme.tune import Bench, Step, Tried, Tuning, tune
 
-COUNTS = {"R", "K", "F", "B"}
+COUNTS = {"R", "K", "F", "B", "aggregation"}
 """Fields that would need a compiled program for each value."""
 
 
@@ -127,26 +128,64 @@ def test_a_trial_is_judged_at_most_eight_times_and_at_its_end(rounds: int):
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_every_algorithm_takes_both_ends_of_what_is_searched(name: str):
+def test_every_algorithm_takes_all_that_is_searched(name: str):
     cls = ALGORITHMS[name]
     for field, axis in axes(cls()).items():
-        for value in (axis.range.low, axis.range.high, *axis.grid):
+        ranged = axis.range
+        if isinstance(ranged, CategoricalDistribution):
+            ends = ranged.choices
+            assert set(axis.grid) <= set(ends)
+        else:
+            ends = (ranged.low, ranged.high)
+            assert all(ranged.low <= float(value) <= ranged.high for value in axis.grid)
+        for value in (*ends, *axis.grid):
             assert getattr(build(cls, {field: value}, name), field) == value
-        assert all(axis.range.low <= value <= axis.range.high for value in axis.grid)
+
+
+def test_steps_are_searched_around_the_stable_ones():
+    _, simulation = tiny("pfedme").prepare()
+    stable, space = simulation.algorithm, search().space
+    for name in ("eta", "alpha"):
+        ranged, step = space[name], getattr(stable, name)
+        assert isinstance(ranged, FloatDistribution)
+        assert (ranged.low, ranged.high) == pytest.approx((step / 30, 3 * step), rel=0.005)
+        assert ranged.log
+        grid = {point[name] for point in search(how="grid").grid()}
+        assert sorted(grid) == pytest.approx([0.1 * step, 0.3 * step, step], rel=0.005)
 
 
 def test_the_grid_of_pfedme_has_every_combination_once():
     points = search(how="grid", fixed={"B", "R"}).grid()
     values = {name: {point[name] for point in points} for name in points[0]}
+    steps = {name: values.pop(name) for name in ("eta", "alpha")}
+    assert [len(tried) for tried in steps.values()] == [3, 3]
     assert values == {
-        "lam": {5, 10, 15, 20, 30}, "eta": {0.005, 0.01, 0.02}, "alpha": {0.01, 0.05, 0.1}, "beta": {1, 2},
-        "K": {3, 5, 7},
+        "lam": {5, 10, 15, 20, 30}, "beta": {1, 2}, "K": {3, 5, 7}, "aggregation": {"uniform", "samples"},
     }  # fmt: skip
-    assert len({tuple(point.items()) for point in points}) == len(points) == 5 * 3 * 3 * 2 * 3
+    assert len({tuple(point.items()) for point in points}) == len(points) == 5 * 3 * 3 * 2 * 3 * 2
+
+
+def test_weights_by_rows_are_tried_where_there_is_a_server():
+    for name in ("fedavg", "per-fedavg", "fedavg-ft"):
+        assert search(name, fixed=set()).space["aggregation"] == CategoricalDistribution(
+            ("uniform", "samples")
+        )
+    assert "aggregation" not in search("alone", fixed=set()).space
+
+
+def test_rounds_that_are_not_given_are_found_before_the_search():
+    run = tiny("fedavg", rounds=0, budget=12, eval_every=None)
+    sought = Search.over(run, COUNTS, "tpe")
+    found = pilot(run.algorithm, run.prepare()[1], budget=12)
+    assert (sought.run.rounds, sought.run.quarter_at) == (found.rounds, found.quarter_at)
+    assert 0 < sought.run.rounds <= 12
+    assert sought.stops()[-1] == sought.run.rounds
+    assert sought.run.algorithm == run.algorithm  # its steps are searched
 
 
 def test_the_seed_orders_the_grid():
-    one, same, other = (search(how="grid", seed=seed).grid() for seed in (0, 0, 1))
+    fixed = COUNTS | {"eta", "alpha"}  # whose values are from the mini-batches, which the seed draws too
+    one, same, other = (search(how="grid", fixed=fixed, seed=seed).grid() for seed in (0, 0, 1))
     assert one == same
     assert one != other
     assert sorted(map(str, one)) == sorted(map(str, other))
@@ -179,16 +218,16 @@ def test_trials_are_carried_out_with_the_settings_that_are_told(
         used.append(algorithm)
         return Simulation(algorithm, *given, **options)
 
-    monkeypatch.setattr(pfedme.tune, "Simulation", simulation)
+    monkeypatch.setattr(sys.modules[Bench.__module__], "Simulation", simulation)
     tuning = tune(search("fedavg"), 3, tmp_path / "search")
     assert used == [tuning.search.run_with(trial.settings).algorithm for trial in tuning.trials]
 
 
 def test_settings_have_three_digits_and_are_in_the_range(whole: tuple[Path, Tuning]):
-    known = axes(whole[1].search.run.algorithm)
+    space = whole[1].search.space
     for trial in whole[1].trials:
         for name, value in trial.settings.items():
-            assert known[name].range.low <= value <= known[name].range.high
+            assert space[name]._contains(value)
             assert value == float(f"{value:.2e}")
 
 
@@ -196,7 +235,7 @@ def test_settings_have_three_digits_and_are_in_the_range(whole: tuple[Path, Tuni
 
 
 def test_a_trial_that_diverges_is_recorded_and_the_search_goes_on(tmp_path: Path):
-    sought = search("fedavg", "grid")
+    sought = search("fedavg", "grid", model=parse_model("mlr:l2=0.001"))
     sought = dataclasses.replace(sought, space={"eta": CategoricalDistribution((0.05, 1e30, 0.1))})
     tuning = tune(sought, None, tmp_path / "search")
     states = {trial.settings["eta"]: trial.state for trial in tuning.trials}
@@ -212,7 +251,7 @@ def test_a_trial_that_diverges_is_recorded_and_the_search_goes_on(tmp_path: Path
 
 
 def test_a_search_in_which_everything_diverges_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    line = f"tune fedavg {TINY} --eta 1e30 --trials 2 --out {tmp_path / 'search'}"
+    line = f"tune fedavg {TINY} --model mlr:l2=0.001 --eta 1e30 --trials 2 --out {tmp_path / 'search'}"
     assert main(shlex.split(line)) == 1
     assert "All 2 trials diverged" in capsys.readouterr().err
 
@@ -346,17 +385,17 @@ def test_an_interrupted_command_names_the_one_that_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.chdir(tmp_path)
-    attempt = pfedme.tune.Bench.attempt
+    attempt = Bench.attempt
 
     def stop(*_: object) -> float:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(pfedme.tune.Bench, "attempt", stop)
+    monkeypatch.setattr(Bench, "attempt", stop)
     assert main(shlex.split(f"tune fedavg {TINY} --trials 2")) == 130
     said = capsys.readouterr().err
     assert "Traceback" not in said
     _, again = said.rstrip().split(": pfedme ")
-    monkeypatch.setattr(pfedme.tune.Bench, "attempt", attempt)
+    monkeypatch.setattr(Bench, "attempt", attempt)
     assert main(shlex.split(again)) == 0
     assert "2 trials" in capsys.readouterr().out
 
@@ -404,7 +443,7 @@ def test_what_mattered_is_told_once_enough_trials_are_complete(
 ):
     out, tuning = whole
     assert tuning.mattered == {}
-    monkeypatch.setattr(pfedme.tune, "ENOUGH", 5)
+    monkeypatch.setattr(sys.modules[Bench.__module__], "ENOUGH", 5)
     again = tune(tuning.search, 12, out)
     assert set(again.mattered) == set(tuning.search.space)
     assert sum(again.mattered.values()) == pytest.approx(1)
@@ -415,7 +454,7 @@ def test_json_tells_the_best_settings_and_a_command_that_says_the_same(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     out = shlex.quote(str(tmp_path / "a b"))
-    line = f"tune pfedme:beta=2,K=2 {TINY} --lam 15 --trials 3 --out {out} --json"
+    line = f"tune pfedme:beta=2,K=2 {TINY} --lam 15 --aggregation samples --trials 3 --out {out} --json"
     assert main(shlex.split(line)) == 0
     said = json.loads(capsys.readouterr().out)
     assert set(said["best"]) == {"eta", "alpha"}
@@ -436,7 +475,7 @@ def test_a_person_sees_progress_the_best_trials_and_the_command(
     assert main(shlex.split(f"tune fedavg {TINY} --trials 7 --out {tmp_path / 'search'}")) == 0
     out, err = capsys.readouterr()
     assert re.search(r"^trial 1/7 round 1/3$", err, re.MULTILINE)
-    assert re.search(r"^trial 7/7 round 1/3, best \d+\.\d\d %, \d+ s left$", err, re.MULTILINE)
+    assert re.search(r"^trial 7/7 round 1/3, best \d+\.\d\d %(, \d+ s left)?$", err, re.MULTILINE)
     assert 1 <= len(re.findall(r"^ +\d+ +complete", out, re.MULTILINE)) <= 5
     assert "7 trials" in out
     assert "pfedme run fedavg --data synthetic:clients=4" in out
@@ -473,10 +512,13 @@ def refused(capsys: pytest.CaptureFixture[str], line: str) -> str:
         (f"{TUNE} --eval-every 3", ["option '--eval-every'"]),
         (f"{TUNE} --force", ["option '--force'"]),
         (f"{TUNE} --lam 3", ["--lam is no option of fedavg"]),
-        (f"{TUNE} --eta -1", ["eta", "must be positive", "-1"]),
+        (f"{TUNE} --eta -1", ["eta", "must be at least 0", "-1"]),
         (f"{TUNE} --cohort 5", ["cohort of 5", "--cohort between 1 and 4"]),
-        (f"{TUNE} --eta 0.1 --beta 2", ["nothing to search", "eta, beta, R", "leave an option out"]),
-        (f"{TUNE} --search grid --eta 0.1 --beta 2", ["nothing to search"]),
+        (
+            f"{TUNE} --eta 0.1 --beta 2 --aggregation samples",
+            ["nothing to search", "eta, beta, R, aggregation", "leave an option out"],
+        ),
+        (f"{TUNE} --search grid --eta 0.1 --beta 2 --aggregation samples", ["nothing to search"]),
         ("tune fedavgg", ["algorithm 'fedavgg'", "did you mean 'fedavg'?"]),
         ("tune", ["ALGORITHM", "pfedme tune --help"]),
         ("tune fedavg alone", ["'alone' was not expected"]),
@@ -515,7 +557,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
         ("--seed 1", "seed is 0"),
         ("--eta 0.1", "eta is searched"),
         ("--search grid", "search is tpe"),
-        ("--model mlr:l2=0", "model.l2 is 0.001"),
+        ("--model mlr:l2=0.1", "model.l2 is 0.0"),
         ("--cohort 3", "cohort is 2"),
     ],
 )

@@ -9,10 +9,12 @@ import sys
 from pathlib import Path
 
 import polars as pl
+import pytest
 
 TUTORIAL = Path(__file__).resolve().parent.parent / "docs" / "tutorial.md"
 
 
+@pytest.mark.slow
 def test_the_tutorial_works(tmp_path: Path):
     blocks = re.findall(r"^```sh\n(.*?)^```", TUTORIAL.read_text(), re.MULTILINE | re.DOTALL)
     scripts = [block for block in blocks if not block.startswith("pip install")]

@@ -5,7 +5,8 @@ From Python, in a few lines:
     import pfedme
 
     patients = pfedme.Table(path="patients.csv", client="hospital", label="outcome")
-    result = pfedme.train(pfedme.PFedMe(lam=15.0), patients, rounds=100, out="runs/patients")
+    print(pfedme.compare(["pfedme", "fedavg", "alone"], patients))
+    result = pfedme.train(pfedme.PFedMe(lam=15.0), patients, personalize="auto", out="runs/patients")
     model = pfedme.model_of("runs/patients", client="Dayton")
     model.save("models/dayton")
     pfedme.load("models/dayton").predict(new_patients)
@@ -13,30 +14,45 @@ From Python, in a few lines:
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from pfedme.algorithms import Alone, FedAvg, FedAvgFT, PerFedAvg, PFedMe
-    from pfedme.api import train
+    from pfedme.algorithms import Algorithm, Alone, FedAvg, FedAvgFT, Models, PerFedAvg, PFedMe, Update
+    from pfedme.api import compare, personalize, train, tune
+    from pfedme.data.mnist import Mnist
+    from pfedme.data.synthetic import Synthetic
     from pfedme.data.table import Table
     from pfedme.errors import InputError, RunError
+    from pfedme.models import CNN, DNN, MLR, Model, Network
+    from pfedme.personalize import Personalize
     from pfedme.predictor import Predictor, load, model_of
+    from pfedme.tree import Params, record
 
 __all__ = [
-    "Alone", "FedAvg", "FedAvgFT", "InputError", "PFedMe", "PerFedAvg", "Predictor", "RunError", "Table",
-    "load", "model_of", "train",
+    "CNN", "DNN", "MLR", "Algorithm", "Alone", "FedAvg", "FedAvgFT", "InputError", "Mnist", "Model", "Models",
+    "Network", "PFedMe", "Params", "PerFedAvg", "Personalize", "Predictor", "RunError", "Synthetic", "Table",
+    "Update", "compare", "load", "model_of", "personalize", "record", "train", "tune",
 ]  # fmt: skip
 
 _HOMES = {
-    "pfedme.algorithms": ("Alone", "FedAvg", "FedAvgFT", "PFedMe", "PerFedAvg"),
-    "pfedme.api": ("train",),
+    "pfedme.algorithms": (
+        "Algorithm", "Alone", "FedAvg", "FedAvgFT", "Models", "PFedMe", "PerFedAvg", "Update",
+    ),
+    "pfedme.api": ("compare", "personalize", "train", "tune"),
+    "pfedme.data.mnist": ("Mnist",),
+    "pfedme.data.synthetic": ("Synthetic",),
     "pfedme.data.table": ("Table",),
     "pfedme.errors": ("InputError", "RunError"),
+    "pfedme.models": ("CNN", "DNN", "MLR", "Model", "Network"),
+    "pfedme.personalize": ("Personalize",),
     "pfedme.predictor": ("Predictor", "load", "model_of"),
-}
+    "pfedme.tree": ("Params", "record"),
+}  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
@@ -45,3 +61,15 @@ def __getattr__(name: str) -> Any:
         if name in names:
             return getattr(import_module(home), name)
     raise AttributeError(f"module 'pfedme' has no attribute '{name}'")
+
+
+class _Package(ModuleType):
+    """This package, in which `compare`, `personalize` and `tune` are the functions: importing the modules of
+    these names must not put them there instead."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name in __all__ and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

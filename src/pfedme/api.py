@@ -2,49 +2,264 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
-from pfedme.algorithms import ALGORITHMS, Algorithm
-from pfedme.data import Source, parse_data
-from pfedme.execute import Result, Watch, execute
-from pfedme.models import MODELS, Description
+from pfedme import arguments
+from pfedme.afterwards import Offer, offer, write_page
+from pfedme.algorithms import Algorithm
+from pfedme.compare import Comparison
+from pfedme.compare import compare as carry_out_comparison
+from pfedme.data import Source
+from pfedme.errors import InputError
+from pfedme.execute import Progress, Result, execute
+from pfedme.models import Description, Model
+from pfedme.offer import Finished
+from pfedme.personalize import Personalize
+from pfedme.report.html.page import NAME, report
+from pfedme.report.tables import header, rows
 from pfedme.run import Run
-from pfedme.spec import parse
+
+if TYPE_CHECKING:
+    from pfedme.tune import Tuning
+
+Watch = Callable[[Progress], None]
 
 
 def train(
     algorithm: Algorithm | str,
-    data: Source | str,
+    data: Source | str | os.PathLike[str],
     *,
-    model: Description | str = "mlr",
-    rounds: int = 100,
+    model: Description | Model | str = "mlr",
+    rounds: int = Run.rounds,
+    budget: int = Run.budget,
     cohort: int | None = None,
     seed: int = 0,
-    out: Path | str | None = None,
+    eval_every: int | None = None,
+    eval_clients: int | None = None,
+    holdout_clients: float | Sequence[str] | str | None = None,
+    personalize: Personalize | str | None = None,
+    out: os.PathLike[str] | str | None = None,
     force: bool = False,
     watch: Watch = lambda _: None,
 ) -> Result:
     """Trains one algorithm on a federation, as `pfedme run` does.
 
-    Algorithm, data and model are what the command line takes (`"pfedme:lam=15"`) or objects. With `out` the
-    run's folder is written, `report.html` included; `watch` is called with the progress of each few rounds.
+    Algorithm, data and model are what the command line takes (`"pfedme:lam=15"`) or objects, among them your
+    own subclasses of `Algorithm` and `Model`. `personalize` lets each client choose its model, and
+    `holdout_clients` (a share, or names) keeps clients out to see how they fare as newcomers; what is found
+    is the result's `offer`. With `out` the run's folder is written, `report.html` included; `watch` is called
+    with the progress of each few rounds.
 
     >>> from pfedme import PFedMe, train
-    >>> result = train(PFedMe(lam=15.0, R=5), "synthetic:clients=5,rows=60", rounds=3)
-    >>> sorted(result.record["final"])
-    ['global', 'inner', 'local', 'personal', 'round']
+    >>> result = train(PFedMe(lam=15.0, R=5), "synthetic:clients=5,rows=60", rounds=3, eval_every=1)
+    >>> sorted(result.record["final"].keys() & {"global", "local", "personal"})
+    ['global', 'local', 'personal']
+    >>> [entry["round"] for entry in result.record["history"]]
+    [0, 1, 2, 3]
     """
-    run = Run(
-        algorithm=parse(algorithm, ALGORITHMS, "algorithm") if isinstance(algorithm, str) else algorithm,
-        data=parse_data(data) if isinstance(data, str) else data,
-        model=parse(model, MODELS, "model") if isinstance(model, str) else model,
+    run = _run(
+        algorithm, data, model, rounds=rounds, budget=budget, cohort=cohort, seed=seed, eval_every=eval_every,
+        eval_clients=eval_clients, holdout_clients=holdout_clients, personalize=personalize,
+    )  # fmt: skip
+    folder = arguments.folder(out)
+    result = execute(run, folder, force=force, watch=arguments.function("watch", watch))
+    if result.run.personalize or result.run.holdout_clients:
+        found = offer(_finished(result), out=folder, members=result.run.personalize is not None)
+        result = dataclasses.replace(result, offer=found)
+    if folder:
+        report([folder], folder / NAME, force=True)
+    return result
+
+
+@dataclasses.dataclass(frozen=True)
+class Compared:
+    """Several algorithms side by side."""
+
+    records: dict[str, list[dict[str, Any]]]
+    """The record of each algorithm's runs, a list over seeds."""
+    verdict: dict[str, Any] | None
+    """Whether joining pays, as in compare.json; None if these runs cannot show it."""
+    table: str
+    """The results as text."""
+    failures: list[str]
+    """Why runs diverged, if any did."""
+
+    def __str__(self) -> str:
+        return self.table
+
+
+def compare(
+    algorithms: Sequence[Algorithm | str],
+    data: Source | str | os.PathLike[str],
+    *,
+    seeds: int = 1,
+    model: Description | Model | str = "mlr",
+    rounds: int = Run.rounds,
+    budget: int = Run.budget,
+    cohort: int | None = None,
+    seed: int = 0,
+    eval_every: int | None = None,
+    eval_clients: int | None = None,
+    out: os.PathLike[str] | str | None = None,
+    force: bool = False,
+) -> Compared:
+    """Trains several algorithms on the same data, as `pfedme compare` does; with `out`, in a folder.
+
+    >>> import pfedme
+    >>> compared = pfedme.compare(["fedavg", "alone"], "synthetic:clients=5,rows=60", rounds=3)
+    >>> list(compared.records), len(compared.records["fedavg"])
+    (['fedavg', 'alone'], 1)
+    """
+    if isinstance(algorithms, str) or not isinstance(algorithms, Sequence) or not algorithms:
+        raise InputError(f"algorithms must be a list of algorithms, not {arguments.told(algorithms)}.")
+    runs = [
+        _run(
+            algorithm, data, model, rounds=rounds, budget=budget, cohort=cohort, seed=seed,
+            eval_every=eval_every, eval_clients=eval_clients,
+        )
+        for algorithm in algorithms
+    ]  # fmt: skip
+    with _folder(out) as folder:
+        found = carry_out_comparison(runs, arguments.count("seeds", seeds), folder, force=force)
+        report([folder], folder / NAME, force=True)
+        verdict = arguments.read_verdict(folder)
+    return Compared(found.records, verdict, _text(found), found.failures)
+
+
+def tune(
+    algorithm: Algorithm | str,
+    data: Source | str | os.PathLike[str],
+    *,
+    trials: int | None = None,
+    search: Literal["tpe", "grid"] = "tpe",
+    fixed: Sequence[str] | None = None,
+    model: Description | Model | str = "mlr",
+    rounds: int = Run.rounds,
+    budget: int = Run.budget,
+    cohort: int | None = None,
+    seed: int = 0,
+    eval_clients: int | None = None,
+    out: os.PathLike[str] | str | None = None,
+) -> Tuning:
+    """Searches for an algorithm's hyperparameters by validation rows, as `pfedme tune` does.
+
+    Hyperparameters that are `fixed` are not searched; by default these are the ones that are given
+    (`"pfedme:lam=15"`) or are not at their default. The best settings are `tuning.best[0].settings`, and
+    `tuning.run` is the run with them: `pfedme.train(tuning.run.algorithm, data)`. A search with a folder
+    `out` that was stopped is continued by the same call.
+
+    >>> import pfedme
+    >>> tuning = pfedme.tune("fedavg:R=5", "synthetic:clients=5,rows=60", trials=2, rounds=3)
+    >>> sorted(tuning.best[0].settings), tuning.run.algorithm.R
+    (['aggregation', 'beta', 'eta'], 5)
+    """
+    Search, search_for = arguments.searching()
+    run = _run(
+        algorithm,
+        data,
+        model,
         rounds=rounds,
+        budget=budget,
         cohort=cohort,
         seed=seed,
+        eval_clients=eval_clients,
     )
-    result = execute(run, Path(out) if out else None, force=force, watch=watch)
-    if out:
-        from pfedme.report.html.page import NAME, report
+    if search not in ("tpe", "grid"):
+        raise InputError(f"search must be 'tpe' or 'grid', not {arguments.told(search)}.")
+    known = {field.name: field.default for field in dataclasses.fields(run.algorithm)}
+    if fixed is None:
+        fixed = [k for k, default in known.items() if getattr(run.algorithm, k) != default]
+        fixed += arguments.given_in(algorithm)
+    number = None if trials is None else arguments.count("trials", trials)
+    with _folder(out) as folder:
+        return search_for(Search.over(run, arguments.names("fixed", fixed, known), search), number, folder)
 
-        report([Path(out)], Path(out) / NAME, force=True)
-    return result
+
+def personalize(
+    run: Result | os.PathLike[str] | str,
+    data: Source | str | os.PathLike[str] | None = None,
+    *,
+    how: Personalize | str | None = None,
+    out: os.PathLike[str] | str | None = None,
+) -> Offer:
+    """Finds the right model for each client of a finished run, or for newcomers: `pfedme personalize`.
+
+    `run` is what `train` returned, or a run's folder, into which the models of its own clients are written;
+    those of newcomers (`data`) are written if there is a folder `out`. The offer's `found` has each client's
+    choice, gain and model, and its `to_json()` sums them up.
+
+    >>> import pfedme
+    >>> result = pfedme.train("fedavg", "synthetic:clients=5,rows=60", rounds=3)
+    >>> offer = pfedme.personalize(result, how="auto:steps=5,folds=2")
+    >>> sum(offer.to_json()["personalized"]["chosen"].values())
+    5
+    """
+    chosen, folder = arguments.how(how), arguments.folder(out)
+    if isinstance(run, Result):
+        finished, home = _finished(run), None
+    else:
+        home = arguments.folder(run, "run")
+        if home is None:
+            raise InputError("run must be a run's folder, or what train returned, not None.")
+        finished = Finished.open(home)
+    newcomers = None if data is None else arguments.source(data)
+    where = folder or (home if newcomers is None else None)
+    found = offer(finished, chosen, newcomers, out=where)
+    if home and where:
+        write_page(home, where, newcomers)
+    return found
+
+
+def _run(
+    algorithm: Any,
+    data: Any,
+    model: Any,
+    *,
+    holdout_clients: Any = None,
+    personalize: Any = None,
+    **numbers: Any,
+) -> Run:
+    """The run that arguments describe, once each is known to be of its kind."""
+    return Run(
+        algorithm=arguments.algorithm(algorithm),
+        data=arguments.source(data),
+        model=arguments.model(model),
+        holdout_clients=arguments.held_out(holdout_clients),
+        personalize=arguments.how(personalize),
+        **{name: arguments.plain(value) for name, value in numbers.items()},
+    )
+
+
+def _finished(result: Result) -> Finished:
+    """A run that has just finished, for what follows it."""
+    result.run.refuse_to_offer()
+    assert result.w is not None
+    run, simulation = result.run.prepare()
+    improving = bool(result.record.get("auto", {}).get("improving"))
+    return Finished(run, simulation, simulation.start().w.like(result.w), improving)
+
+
+@contextmanager
+def _folder(out: Any) -> Iterator[Path]:
+    """The folder that was given, or one that is there for a while."""
+    if (folder := arguments.folder(out)) is not None:
+        yield folder
+    else:
+        with tempfile.TemporaryDirectory(prefix="pfedme-") as scratch:
+            yield Path(scratch) / "results"
+
+
+def _text(comparison: Comparison) -> str:
+    """The table of a comparison."""
+    lines = [header(comparison.finals), *rows(comparison.finals)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    )

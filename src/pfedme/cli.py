@@ -22,13 +22,13 @@ from pfedme.errors import InputError, Interrupted, RunError, unknown
 if TYPE_CHECKING:
     from pfedme.algorithms import Algorithm
     from pfedme.data import Source
-    from pfedme.execute import Result
+    from pfedme.federation import Federation
     from pfedme.personalize import Personalize
     from pfedme.run import Run
 
 PERSONALIZE = "auto, or auto:steps=200,...: each client finds its own λ and whether joining pays"
 TRACK = "tensorboard or mlflow, with options after a colon, to follow the run with; several can be given"
-ALGORITHM_NAMES = "pfedme, fedavg, per-fedavg, alone, fedavg-ft"
+ALGORITHM_NAMES = "pfedme, fedavg, per-fedavg, alone, fedavg-ft, pooled"
 
 EXAMPLES = {
     "": """\
@@ -79,7 +79,8 @@ examples:
     "study": """\
 examples:
   pfedme study gain --quick                     a few minutes, one seed
-  pfedme study gain --out docs                  docs/gain.md and docs/results/gain.csv""",
+  pfedme study gain --out docs                  docs/gain.md and docs/results/gain.csv
+  pfedme study verdict --out docs               docs/results/verdict.md: how often the verdict is wrong""",
     "report": """\
 examples:
   pfedme report runs/my-run -o my-run.html
@@ -91,7 +92,8 @@ examples:
   pfedme export runs/my-run --client Dayton --which personal -o models/dayton""",
     "predict": """\
 examples:
-  pfedme predict models/dayton --data new.csv -o predictions.csv""",
+  pfedme predict models/dayton --data new.csv -o predictions.csv
+  pfedme predict models/dayton --data new.csv --keep id,age -o predictions.csv""",
     "keys": """\
 run it again to add clients, or to see fingerprints; what exists is kept
 
@@ -169,7 +171,7 @@ def _dispatch(argv: list[str]) -> int:
         "tune": (_tune, "search for hyperparameters by validation rows"),
         "data": (_data, "describe a federation"),
         "reproduce": (_reproduce, "carry out the paper's experiments and judge its claims"),
-        "study": (_study, "measure what joining is worth, on a range of federations"),
+        "study": (_study, "measure what joining is worth, and how often the verdict is wrong"),
         "report": (_report, "put runs and comparisons on one HTML page"),
         "export": (_export, "write a client's model, or the shared one, into a folder to use it from"),
         "predict": (_predict, "predict the rows of a table by an exported model"),
@@ -216,7 +218,7 @@ def _training_parser(
     """
     from pfedme.algorithms import ALGORITHMS
     from pfedme.devices import keep_compiled_programs
-    from pfedme.run import Run
+    from pfedme.run import CHOICES, Run
     from pfedme.spec import field_docs, field_types
 
     keep_compiled_programs()
@@ -226,15 +228,26 @@ def _training_parser(
     if simulated:
         _add_data(parser)
     add("--model", default="mlr", help="mlr (softmax or ridge regression), dnn, or cnn for images (mlr)")
-    add("--rounds", type=int, default=100, help=docs["rounds"] + " (100)")
-    add("--cohort", type=int, help=docs["cohort"])
-    add("--seed", type=int, default=0, help=docs["seed"] + " (0)")
     if simulated:
-        add("--eval-clients", type=int, help=docs["eval_clients"])
-    add("--out", type=Path, help="folder for the results; a new one below runs/ if not given")
+        add(
+            "--rounds", type=_rounds, metavar="N", default=0,
+            help="T: communication rounds, or auto: until the loss on validation rows has stopped falling "
+            "(auto)",
+        )  # fmt: skip
+        add("--budget", type=int, metavar="N", default=Run.budget, help=f"{docs['budget']} ({Run.budget})")
+        add("--quarter-at", metavar="N-...", help=docs["quarter_at"])
+    else:
+        add("--rounds", type=int, metavar="N", default=100, help=_plan_docs()["rounds"] + " (100)")
+    add("--cohort", type=int, metavar="N", help=docs["cohort"])
+    add("--seed", type=int, metavar="N", default=0, help=docs["seed"] + " (0)")
+    if simulated:
+        add("--eval-clients", type=int, metavar="N", help=docs["eval_clients"])
+        for name in CHOICES:
+            _add_field(parser, f"--{name.replace('_', '-')}", Run, name)
+    add("--out", type=Path, metavar="DIR", help="folder for the results; a new one below runs/ if not given")
     parser.set_defaults(eval_every=None)
     if records:
-        add("--eval-every", type=int, help=(docs if simulated else _plan_docs())["eval_every"])
+        add("--eval-every", type=int, metavar="N", help=(docs if simulated else _plan_docs())["eval_every"])
         add("--force", action="store_true", help="overwrite what the folder holds")
         if simulated:
             add("--track", action="append", default=[], metavar="TRACKER", help=TRACK)
@@ -250,9 +263,36 @@ def _training_parser(
             else ", ".join(f"{n} {v}" for n, v in defaults.items())
         )
         whose = "" if len(owners) == len(ALGORITHMS) else f"[{', '.join(defaults)}] "
-        text = f"{whose}{' '.join(field_docs(owners[0])[name].split())} ({shown})"
-        group.add_argument(f"--{name.replace('_', '-')}", metavar="X", help=text.replace("%", "%%"))
+        _add_field(group, f"--{name.replace('_', '-')}", owners[0], name, whose, f" ({shown})")
     return parser
+
+
+def _rounds(text: str) -> int:
+    """A number of rounds; 0 for `auto`."""
+    if text == "auto":
+        return 0
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"must be auto or a whole number from 1 on, not '{text}'")
+    return int(text)
+
+
+def _add_field(
+    parser: Any,
+    flag: str,
+    owner: type,
+    field: str,
+    before: str = "",
+    after: str = "",
+    dest: str | None = None,
+) -> None:
+    """The option that sets a field of a specification; its help is the field's, with the names it can be."""
+    from pfedme.spec import choices, field_docs, field_types, metavar
+
+    kind = field_types(owner)[field]
+    shown, names = metavar(kind), choices(kind)
+    listed = f" One of {', '.join(names)}." if names and "{" not in shown else ""
+    text = before + " ".join(field_docs(owner)[field].split()) + listed + after
+    parser.add_argument(flag, dest=dest or field, metavar=shown, help=text.replace("%", "%%"))
 
 
 def _add_data(parser: Parser, default: str | None = "synthetic", help: str = "the federation") -> None:
@@ -269,11 +309,16 @@ def _add_table(parser: Parser, title: str, without: str = "") -> None:
     from pfedme.spec import field_docs
 
     group = parser.add_argument_group(title)
-    for field, text in field_docs(Table).items():
+    for field in field_docs(Table):
         if field in OPTIONS and field != without:
             default = getattr(Table, field)
-            shown = f"{' '.join(text.split())}" + (f" ({default})" if default not in (None, ()) else "")
-            group.add_argument(OPTIONS[field], dest=f"table_{field}", metavar="X", help=shown)
+            shown = f" ({default})" if default not in (None, (), False) else ""
+            if default is False:
+                text = " ".join(field_docs(Table)[field].split())
+                dest = f"table_{field}"
+                group.add_argument(OPTIONS[field], dest=dest, action="store_const", const="true", help=text)
+            else:
+                _add_field(group, OPTIONS[field], Table, field, after=shown, dest=f"table_{field}")
 
 
 def _source(args: argparse.Namespace, inherited: Source | None = None) -> Source:
@@ -334,16 +379,23 @@ def _algorithms(args: argparse.Namespace, texts: Sequence[str]) -> list[Algorith
 def _runs(args: argparse.Namespace, algorithms: Sequence[str]) -> list[Run]:
     """The runs that the command line describes, one for each algorithm."""
     from pfedme.models import parse_model
-    from pfedme.run import NUMBERS, Run
+    from pfedme.run import CHOICES, NUMBERS, Run, parse_held_out
     from pfedme.spec import check
 
+    later = getattr(args, "holdout_clients", None)
+    quarters = [] if args.quarter_at is None else args.quarter_at.split("-")
+    if not all(part.isdecimal() for part in quarters):
+        raise InputError(
+            f"--quarter-at must be rounds joined by '-', such as 100-150, not '{args.quarter_at}'."
+        )
     chosen, data = _algorithms(args, algorithms), _source(args)
     return [
         check(
             Run(
                 algorithm=algorithm, data=data, model=parse_model(args.model),
-                **{name: getattr(args, name) for name in NUMBERS},
-                holdout_clients=getattr(args, "holdout_clients", None),
+                **{name: getattr(args, name) for name in (*NUMBERS, *CHOICES)},
+                budget=args.budget, quarter_at=tuple(map(int, quarters)),
+                holdout_clients=None if later is None else parse_held_out(later),
                 personalize=_how(getattr(args, "personalize", None)),
             ),
             "the run",
@@ -363,8 +415,9 @@ def _run(argv: list[str]) -> int:
     parser.add_argument("algorithm", metavar="ALGORITHM", help=ALGORITHM_NAMES)
     parser.add_argument("--personalize", metavar="HOW", help=PERSONALIZE)
     parser.add_argument(
-        "--holdout-clients", type=float, metavar="SHARE",
-        help="share of the clients that take no part in training and come later, to see how newcomers fare",
+        "--holdout-clients", metavar="WHO",
+        help="share of the clients (0.2), or their names joined by commas, that take no part in training "
+        "and come later, to see how newcomers fare",
     )  # fmt: skip
     args = _parse(parser, argv)
     (run,) = _runs(args, [args.algorithm])
@@ -375,29 +428,27 @@ def _run(argv: list[str]) -> int:
     from pfedme.track import parse_trackers
 
     track = parse_trackers(args.track)
-    with Bar(total=run.rounds) as bar:
+    with Bar(total=run.rounds or None) as bar:
         result = execute(
             run, out, force=args.force, watch=lambda p: bar(run.algorithm.name, 0, p), track=track
         )
-    return _show_run(result, out, as_json=args.json)
+    return _show_run(result.record, result.federation, out, as_json=args.json)
 
 
-def _show_run(result: Result, out: Path, *, as_json: bool) -> int:
+def _show_run(record: dict[str, Any], federation: Federation | None, out: Path, *, as_json: bool) -> int:
     """Prints a finished run, and what it offers its clients and newcomers if that was asked for."""
-    from pfedme.terminal import print_run
+    from pfedme.afterwards import left_to_do
+    from pfedme.terminal import print_notes, print_run
 
     _write_report(out)
-    record = result.record
     document = {"out": str(out), "final": record["final"], "timing": record["timing"]}
     if not as_json:
-        print_run(record, out, result.federation)
-    config = record["config"]
-    if config.get("personalize") or config.get("holdout_clients"):
-        from pfedme.run import Run
-
-        run = Run.from_json(config)
-        members = run.personalize is not None
-        document |= _offer(out, out, run.personalize, None, members=members, as_json=as_json)
+        print_run(record, out, federation)
+        print_notes(federation.notes if federation else ())
+    members, held_out = left_to_do(out, record["config"])
+    if members or held_out:
+        again = ["resume", str(out)]
+        document |= _offer(out, out, None, None, again, members=members, held_out=held_out, as_json=as_json)
     if "track" in record:
         from pfedme.report.html.page import NAME
         from pfedme.track import keep
@@ -421,45 +472,37 @@ def _offer(
     out: Path,
     how: Personalize | None,
     data: argparse.Namespace | None,
+    again: list[str],
     *,
-    members: bool,
+    members: bool = True,
+    held_out: bool = True,
     as_json: bool,
 ) -> dict[str, Any]:
-    """The models that a finished run offers its clients, the newcomers that it held out, or other data's."""
-    from pfedme.offer import Finished, document, newcomer_curve, write, write_newcomers
-    from pfedme.personalize import Personalize
+    """The models that a finished run offers its clients, the newcomers that it held out, or other data's;
+    `again` is the command that does it if it is interrupted."""
+    from pfedme.afterwards import offer, write_page
+    from pfedme.offer import Finished
     from pfedme.terminal import Steps, print_newcomers, print_offer
 
-    said: dict[str, Any] = {}
     try:
         finished = Finished.open(path)
-        how = how or finished.run.personalize or Personalize()
-        held_out = finished.run.parties()[1] if data is None else None
+        newcomers = _source(data, finished.run.data) if data is not None else None
         with Steps() as steps:
-            if data is not None:
-                federation = finished.encoded(_source(data, finished.run.data))
-                found = finished.to_newcomers(federation, how, steps)
-            else:
-                federation = finished.simulation.federation
-                found = finished.to_members(how, steps) if members else None
-            if found is not None:
-                write(out, found, finished.simulation.model, federation, how)
-                said["personalized"] = document(found, how)
-            levels = newcomer_curve(finished, held_out, how, steps) if held_out is not None else []
-            if levels:
-                write_newcomers(out, levels)
-                said["newcomers"] = [dataclasses.asdict(level) for level in levels]
-        if out.resolve() == path.resolve():
-            _write_report(out)
+            offered = offer(
+                finished, how, newcomers, out=out, members=members, held_out=held_out, watch=steps
+            )
+        write_page(path, out, newcomers)
     except KeyboardInterrupt:
-        again = shlex.join(["pfedme", "personalize", str(path)])
-        raise Interrupted(None, f"the run is finished, and '{again}' does the rest") from None
+        command = shlex.join(["pfedme", *again])
+        raise Interrupted(None, f"the run is finished, and '{command}' does the rest") from None
     if not as_json:
-        if found is not None:
-            print_offer(found, federation, out)
-        if levels:
-            print_newcomers(levels, out)
-    return said
+        if offered.found is not None:
+            print_offer(offered.found, offered.federation, out)
+        if offered.levels:
+            print_newcomers(offered.levels, out)
+        if newcomers is not None:
+            print(f"Report: {out}/report.html")
+    return offered.to_json()
 
 
 def _personalize(argv: list[str]) -> int:
@@ -469,7 +512,9 @@ def _personalize(argv: list[str]) -> int:
     parser.add_argument("run", metavar="RUN", type=Path, help="the folder of a finished run")
     _add_data(parser, None, "newcomers, a federation that took no part, or the run's clients if not given")
     parser.add_argument("--personalize", metavar="HOW", help=PERSONALIZE)
-    parser.add_argument("--out", type=Path, help="folder for the results; the run's own if not given")
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="folder for the results; the run's own if not given"
+    )
     parser.add_argument("--json", action="store_true", help="print the result as JSON on standard output")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     args = _parse(parser, argv)
@@ -485,7 +530,8 @@ def _personalize(argv: list[str]) -> int:
     if args.data and (out / "record.json").exists():
         raise InputError(f"{out} holds a run; newcomers' models need a folder of their own.")
     newcomers = args if args.data else None
-    said = _offer(args.run, out, _how(args.personalize), newcomers, members=True, as_json=args.json)
+    again = ["personalize", *argv]
+    said = _offer(args.run, out, _how(args.personalize), newcomers, again, as_json=args.json)
     if args.json:
         print(json.dumps({"out": str(out), **said}))
     return 0
@@ -495,7 +541,7 @@ def _compare(argv: list[str]) -> int:
     parser = _training_parser("compare", "Trains several algorithms on the same data; one table, one figure.")
     parser.add_argument("algorithms", metavar="ALGORITHM", nargs="+", help=ALGORITHM_NAMES)
     parser.add_argument(
-        "--seeds", type=int, default=1, help="repetitions with seeds --seed, --seed + 1, ... (1)"
+        "--seeds", type=int, metavar="N", default=1, help="repetitions with seeds --seed, --seed + 1, ... (1)"
     )
     args = _parse(parser, argv)
     if args.seeds < 1:
@@ -508,9 +554,16 @@ def _compare(argv: list[str]) -> int:
     from pfedme.track import parse_trackers
 
     track = parse_trackers(args.track)
-    with Bar(total=sum(run.rounds for run in runs) * args.seeds) as bar:
+    known = all(run.rounds for run in runs)
+    with Bar(total=sum(run.rounds for run in runs) * args.seeds if known else None) as bar:
         comparison = compare(runs, args.seeds, out, force=args.force, watch=bar, track=track)
-    return _show_comparison(comparison, out, as_json=args.json)
+    status = _show_comparison(comparison, out, as_json=args.json)
+    if not args.json:
+        from pfedme.run import load
+        from pfedme.terminal import print_notes
+
+        print_notes(load(runs[0].data).notes)
+    return status
 
 
 def _show_comparison(comparison: Any, out: Path, *, as_json: bool) -> int:
@@ -518,7 +571,8 @@ def _show_comparison(comparison: Any, out: Path, *, as_json: bool) -> int:
 
     _write_report(out)
     if as_json:
-        print(json.dumps({"out": str(out), "results": comparison.finals}))
+        verdict = {"verdict": comparison.verdict.to_json()} if comparison.verdict else {}
+        print(json.dumps({"out": str(out), "results": comparison.finals, **verdict}))
     else:
         print_comparison(comparison, out)
     for reason in comparison.failures:
@@ -527,16 +581,14 @@ def _show_comparison(comparison: Any, out: Path, *, as_json: bool) -> int:
 
 
 def _tune(argv: list[str]) -> int:
-    try:
-        from pfedme.search import Search
-        from pfedme.tune import tune
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "optuna":
-            raise
-        raise InputError("pfedme tune needs Optuna: pip install 'pfedme[tune]'.") from None
+    from pfedme.arguments import searching
+
+    Search, tune = searching()
     parser = _training_parser("tune", "Searches for an algorithm's hyperparameters.", records=False)
     parser.add_argument("algorithm", metavar="ALGORITHM", help=ALGORITHM_NAMES)
-    parser.add_argument("--trials", type=int, help="trials in all (30; with grid, all of its points)")
+    parser.add_argument(
+        "--trials", type=int, metavar="N", help="trials in all (30; with grid, all of its points)"
+    )
     parser.add_argument(
         "--search", choices=("tpe", "grid"), default="tpe",
         help="tpe, which follows what did well so far, or a grid in an order drawn by --seed (tpe)",
@@ -577,7 +629,9 @@ def _data(argv: list[str]) -> int:
         raise unknown("data command", argv[0] if argv else "", ["describe"])
     parser = _parser("data describe", "Tells what a federation looks like.")
     _add_data(parser)
-    parser.add_argument("--out", type=Path, help="folder for a picture of each client's labels")
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="folder for a picture of each client's labels"
+    )
     parser.add_argument("--json", action="store_true", help="print the description as JSON")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     args = _parse(parser, argv[1:] if argv[0] == "describe" else argv)
@@ -612,7 +666,11 @@ def _reproduce(argv: list[str]) -> int:
     )
     parser.add_argument("--quick", action="store_true", help="a tenth of the rounds, two seeds")
     parser.add_argument(
-        "--out", type=Path, default=Path("reproduction"), help="folder for the results (reproduction)"
+        "--out",
+        type=Path,
+        metavar="DIR",
+        default=Path("reproduction"),
+        help="folder for the results (reproduction)",
     )
     parser.add_argument("--json", action="store_true", help="print the findings as JSON on standard output")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
@@ -647,14 +705,28 @@ def _reproduce(argv: list[str]) -> int:
 
 
 def _study(argv: list[str]) -> int:
-    if argv[:1] not in (["gain"], ["-h"], ["--help"]):
-        raise unknown("study", argv[0] if argv else "", ["gain"])
-    parser = _parser("study gain", "Measures what joining is worth to clients, on a range of federations.")
-    parser.add_argument("--quick", action="store_true", help="a fifth of the rounds and steps, one seed")
-    parser.add_argument("--out", type=Path, default=Path("study"), help="folder for the results (study)")
+    studies = {"gain": _study_gain, "verdict": _study_verdict}
+    if argv[:1] in (["-h"], ["--help"]):
+        argv = ["gain", *argv]
+    if not argv or argv[0] not in studies:
+        raise unknown("study", argv[0] if argv else "", list(studies))
+    return studies[argv[0]](argv[1:])
+
+
+def _study_parser(name: str, about: str, quick: str) -> Parser:
+    parser = _parser(f"study {name}", about)
+    parser.add_argument("--quick", action="store_true", help=quick)
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", default=Path("study"), help="folder for the results (study)"
+    )
     parser.add_argument("--json", action="store_true", help="print the table as JSON on standard output")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    args = _parse(parser, argv[1:] if argv[0] == "gain" else argv)
+    return parser
+
+
+def _study_gain(argv: list[str]) -> int:
+    about = "Measures what joining is worth to clients, on a range of federations."
+    args = _parse(_study_parser("gain", about, "a fifth of the rounds and steps, one seed"), argv)
 
     from pfedme.devices import keep_compiled_programs
     from pfedme.experiments import gain
@@ -676,6 +748,33 @@ def _study(argv: list[str]) -> int:
         print(json.dumps({"out": str(args.out), "federations": {r.setting.name: r.mean for r in rows}}))
     else:
         print_gain(rows, args.out)
+    return 0
+
+
+def _study_verdict(argv: list[str]) -> int:
+    about = "Measures how often the verdict is wrong, on federations whose truth is known."
+    args = _parse(_study_parser("verdict", about, "10 repetitions instead of 200"), argv)
+
+    from pfedme.devices import keep_compiled_programs
+    from pfedme.experiments.study import Study
+    from pfedme.experiments.verdicts import study_verdicts
+    from pfedme.files import refuse_file
+    from pfedme.terminal import Steps, print_verdicts
+
+    keep_compiled_programs()
+    refuse_file(args.out)
+    command = shlex.join(["pfedme", "study", "verdict", *(["--quick"] if args.quick else [])])
+    try:
+        with Steps() as steps:
+            found = study_verdicts(Study(args.out, command), 10 if args.quick else 200, steps)
+    except KeyboardInterrupt:
+        print("pfedme: interrupted; nothing was written.", file=sys.stderr)
+        return 130
+    if args.json:
+        federations = {s.setting.name: dataclasses.asdict(s) | {"setting": s.setting.about} for s in found}
+        print(json.dumps({"out": str(args.out), "federations": federations}))
+    else:
+        print_verdicts(found, args.out)
     return 0
 
 
@@ -742,20 +841,36 @@ def _predict(argv: list[str]) -> int:
         "-o", "--out", type=Path, default=Path("predictions.csv"), metavar="FILE",
         help="the predictions as CSV (predictions.csv)",
     )  # fmt: skip
-    parser.add_argument("--force", action="store_true", help="overwrite the file")
+    parser.add_argument(
+        "--keep", metavar="COLUMNS", default="",
+        help="columns of the table to copy into the predictions, joined by commas",
+    )  # fmt: skip
+    parser.add_argument(
+        "--strict", action="store_true",
+        help="refuse missing values, and categories that the training rows do not have",
+    )  # fmt: skip
+    parser.add_argument("--force", action="store_true", help="overwrite the file, but never the table itself")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     args = _parse(parser, argv)
 
+    from pfedme.data.reading import files_of
     from pfedme.files import atomic_file, refuse_file, writing
+    from pfedme.gaps import Gaps
     from pfedme.predictor import load
+    from pfedme.spec import parse_names
     from pfedme.terminal import waiting
 
     refuse_file(args.out.parent)
+    if args.out.exists() and any(os.path.samefile(args.out, file) for file in files_of(args.data)):
+        raise InputError(
+            f"-o {args.out} is the table to predict, which is never overwritten; choose another -o."
+        )
     if args.out.is_dir() or (args.out.exists() and not args.force):
         what = "is a folder" if args.out.is_dir() else "exists"
         force = "" if args.out.is_dir() else ", or --force to overwrite it"
         raise InputError(f"{args.out} {what}; choose another -o{force}.")
-    frames = load(args.model).predict_file(args.data)
+    gaps = None if args.strict else Gaps()
+    frames = load(args.model).predict_file(args.data, parse_names(args.keep), gaps)
     rows = 0
     with writing(args.out), waiting("predicting") as told:
         args.out.parent.mkdir(parents=True, exist_ok=True)
@@ -766,6 +881,8 @@ def _predict(argv: list[str]) -> int:
                 told(f"{rows:,} rows predicted")
     if not rows:
         print(f"pfedme: {args.data} has no rows; {args.out} has a header only.", file=sys.stderr)
+    if gaps and (found := gaps.sentence(str(args.data))):
+        print(f"pfedme: {found} --strict makes this an error.", file=sys.stderr)
     print(f"{rows:,} predictions: {args.out}")
     return 0
 
@@ -884,11 +1001,11 @@ def _add_limits(parser: Parser) -> None:
     group = parser.add_argument_group(
         "limits", "What the server may ask for, whatever it asks for; or in policy.toml beside the table."
     )
-    for name, text in field_docs(Policy).items():
+    for name in field_docs(Policy):
         default = getattr(Policy, name)
         shown = ",".join(default) if isinstance(default, tuple) else default
         note = "" if shown in (None, "") else f" ({shown})"
-        group.add_argument(f"--{name.replace('_', '-')}", metavar="X", help=" ".join(text.split()) + note)
+        _add_field(group, f"--{name.replace('_', '-')}", Policy, name, after=note)
 
 
 def _server(argv: list[str]) -> int:
@@ -982,6 +1099,7 @@ def _resume(argv: list[str]) -> int:
     if not args.folder.is_dir():
         raise InputError(f"There is no folder {args.folder}.")
 
+    from pfedme.afterwards import left_to_do, page_is_late
     from pfedme.compare import PLAN, read_plan, resume_comparison
     from pfedme.devices import keep_compiled_programs
     from pfedme.execute import resume
@@ -991,10 +1109,17 @@ def _resume(argv: list[str]) -> int:
     keep_compiled_programs()
     if (args.folder / PLAN).exists():
         jobs = read_plan(args.folder)
-        with Bar(total=sum(job["config"]["rounds"] for job in jobs)) as bar:
+        rounds = [job["config"]["rounds"] for job in jobs]
+        with Bar(total=sum(rounds) if all(rounds) else None) as bar:
             comparison = resume_comparison(args.folder, watch=bar)
         return _show_comparison(comparison, args.folder, as_json=args.json)
-    rounds = Folder(args.folder).read().get("config", {}).get("rounds", 1)
-    with Bar(total=rounds) as bar:
+    record = Folder(args.folder).read()
+    if record.get("status") == "finished" and (
+        any(left_to_do(args.folder, record["config"])) or page_is_late(args.folder)
+    ):
+        Folder(args.folder).checkpoint.unlink(missing_ok=True)
+        return _show_run(record, None, args.folder, as_json=args.json)
+    rounds = record["config"].get("rounds", 1)
+    with Bar(total=rounds or None) as bar:
         result = resume(args.folder, watch=lambda p: bar(args.folder.name, 0, p))
-    return _show_run(result, args.folder, as_json=args.json)
+    return _show_run(result.record, result.federation, args.folder, as_json=args.json)

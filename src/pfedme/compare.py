@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from pfedme.errors import InputError, Interrupted
 from pfedme.execute import EVERYTHING, Progress, Wanted, begin, carry_out, reopen
 from pfedme.files import atomic_write, refuse_file, writing
 from pfedme.folder import Folder
 from pfedme.report.figures import curves
-from pfedme.report.tables import comparison_csv
+from pfedme.report.tables import KINDS, clearly_best, comparison_csv, mean_std, measure
 from pfedme.run import Run
+from pfedme.scores import verdict_of
 from pfedme.spec import check
 from pfedme.track import Tracking, described, from_json
 from pfedme.trackers import Tracker
+from pfedme.verdict import Verdict
 
 PLAN = "compare.json"
 
@@ -30,6 +35,8 @@ class Comparison:
     """Finished runs: the records by algorithm, a list over seeds."""
 
     records: dict[str, list[dict[str, Any]]]
+    verdict: Verdict | None = None
+    """Whether joining pays, if both that and alone were tried."""
 
     @property
     def finals(self) -> dict[str, list[dict[str, Any]]]:
@@ -40,6 +47,40 @@ class Comparison:
     def histories(self) -> dict[str, list[list[dict[str, Any]]]]:
         """All evaluations, of the same."""
         return {name: [r["history"] for r in records if r["final"]] for name, records in self.records.items()}
+
+    def best(self, out: Path) -> set[tuple[str, str]]:
+        """(algorithm, model) of each kind of model that is better than all others of its kind beyond noise,
+        paired over clients, and over all rows too. Clients' values are from their tables below `out`, in the
+        mean over seeds. What one central table would give competes with none."""
+        what, found = measure(self.finals), set()
+        values = {name: self._of_clients(out, name, what.key) for name in self.records if name != "pooled"}
+        for kind in KINDS:
+            rivals = {name: own[kind] for name, own in values.items() if kind in own}
+            if len({len(own) for own in rivals.values()}) != 1:
+                continue
+            name = clearly_best(rivals, what.lower)
+            over_all = {rival: mean_std(self.finals[rival], kind) for rival in rivals}
+            shown = {rival: what.orientation * value[0] for rival, value in over_all.items() if value}
+            if name and shown.get(name) == max(shown.values()):
+                found.add((name, kind))
+        return found
+
+    def _of_clients(self, out: Path, name: str, key: str) -> dict[str, np.ndarray]:
+        """Each client's metric by an algorithm's models, in the mean over seeds."""
+        tables = []
+        for record in self.records[name]:
+            file = Folder(out / name / f"seed-{record['config']['seed']}").clients
+            if not record["final"] or not file.exists():
+                return {}
+            with file.open(newline="", encoding="utf-8") as rows:
+                tables.append([*csv.DictReader(rows)])
+        columns = {}
+        for kind in KINDS:
+            cells = [[row.get(f"{kind}_{key}") for row in table] for table in tables]
+            if cells and len({len(own) for own in cells}) == 1 and any(any(own) for own in cells):
+                numbers = np.array([[float(v) if v else np.nan for v in own] for own in cells])
+                columns[kind] = numbers.mean(axis=0)
+        return columns
 
     @property
     def failures(self) -> list[str]:
@@ -90,25 +131,35 @@ def compare(
         ]
         for _, _, folder in jobs:
             (out / folder / "record.json").unlink(missing_ok=True)
-        atomic_write(plan, json.dumps(document, indent=1))
-    return resume_comparison(out, watch=watch)
+        atomic_write(plan, json.dumps({"runs": document}, indent=1))
+    return resume_comparison(out, [run for _, run, _ in jobs], watch=watch)
 
 
-def resume_comparison(out: Path, *, watch: Watch = lambda *_: None) -> Comparison:
-    """Goes on with a comparison: finished runs are read, unfinished ones are resumed, the rest is run."""
+def resume_comparison(
+    out: Path, runs: Sequence[Run] | None = None, *, watch: Watch = lambda *_: None
+) -> Comparison:
+    """Goes on with a comparison: finished runs are read, unfinished ones are resumed, the rest is run.
+
+    `runs` are those of the plan, where they are at hand.
+    """
     jobs = read_plan(out)
+    runs = runs or [Run.from_json(job["config"]) for job in jobs]
     try:
         carry_out_plan(
-            [(job["label"], Run.from_json(job["config"]), out / job["folder"]) for job in jobs], watch,
+            [(job["label"], run, out / job["folder"]) for job, run in zip(jobs, runs, strict=True)], watch,
             track=[from_json(job.get("track", ())) for job in jobs],
         )  # fmt: skip
     except Interrupted:
         raise Interrupted(out) from None
+    ran = [(job["label"], out / job["folder"], Folder(out / job["folder"]).read()) for job in jobs]
     records: dict[str, list[dict[str, Any]]] = {}
-    for job in jobs:
-        records.setdefault(job["label"], []).append(Folder(out / job["folder"]).read())
-    comparison = Comparison(records)
+    for label, _, record in ran:
+        records.setdefault(label, []).append(record)
+    verdict = verdict_of(ran)
+    comparison = Comparison(records, verdict)
     with writing(out):
+        document = {"runs": jobs, **({"verdict": verdict.to_json()} if verdict else {})}
+        atomic_write(out / PLAN, json.dumps(document, indent=1, allow_nan=False))
         atomic_write(out / "compare.csv", comparison_csv(comparison.finals))
         atomic_write(out / "compare.png", curves(comparison.histories))
     return comparison
@@ -138,9 +189,11 @@ def carry_out_plan(
             if not folder.record.exists():
                 trackers = track[place] if track else ()
                 executions.append(begin(run, path, force=True, watch=tell, wanted=wanted, track=trackers))
-            elif folder.status() == "running":
+            elif (status := folder.status()) == "running":
                 executions.append(reopen(path, watch=tell, wanted=wanted))
             else:
+                if status == "finished":  # and perhaps killed just then
+                    folder.checkpoint.unlink(missing_ok=True)
                 tell(Progress(run.rounds, run.rounds, None))
         carry_out(executions, lanes=len(places))
 
@@ -158,9 +211,13 @@ def _groups(runs: Sequence[Run]) -> list[list[int]]:
 
 
 def read_plan(out: Path) -> list[dict[str, Any]]:
-    """The runs of a comparison: `label`, `folder` and `config` of each."""
+    """The runs of a comparison: `label`, `folder` and `config` of each.
+
+    They are the list `runs` of compare.json, or all of it in one that was begun before there were verdicts.
+    """
     try:
-        jobs = json.loads((out / PLAN).read_text())
+        document = json.loads((out / PLAN).read_text())
+        jobs = document if isinstance(document, list) else document["runs"]
         for job in jobs:
             Run.from_json(job["config"])
             from_json(job.get("track", ()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import warnings
 from collections.abc import Callable
 from functools import cache
 from typing import Any, TypeVar
@@ -37,6 +38,8 @@ def keep_compiled_programs(least_s: float = 0.2) -> None:
     """Lets JAX keep what takes so many seconds to compile in the user's cache folder, for the next start."""
     jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "xla"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", least_s)
+    # A process that was killed, or a full disk, leaves half a program, which is then compiled again.
+    warnings.filterwarnings("ignore", r"Error (reading|writing) persistent compilation cache")
 
 
 @cache

@@ -8,10 +8,50 @@ from pathlib import Path
 
 MOST_NAMES = 20
 """How many names an error lists."""
+MOST_PROBLEMS = 10
+"""How many problems an error lists."""
 
 
 class InputError(ValueError):
     """The input was wrong: a name, a number, a file. Exit status 2."""
+
+
+class Problems:
+    """Wrong input, gathered so that all of it can be told at once.
+
+    >>> problems = Problems()
+    >>> for age in ("old", "3", "young"):
+    ...     with problems:
+    ...         if not age.isdigit():
+    ...             raise InputError(f"'{age}' is no age.")
+    >>> problems.raise_any("patients.csv")
+    Traceback (most recent call last):
+    pfedme.errors.InputError: There are 2 problems with patients.csv.
+      1. 'old' is no age.
+      2. 'young' is no age.
+    """
+
+    def __init__(self) -> None:
+        self.found: list[InputError] = []
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
+        """Keeps an error about input."""
+        if isinstance(error, InputError):
+            self.found.append(error)
+        return isinstance(error, InputError)
+
+    def raise_any(self, where: str) -> None:
+        """Raises the only error, or one that lists all, if there are any."""
+        if len(self.found) == 1:
+            raise self.found[0]
+        if self.found:
+            lines = [f"  {k}. {error}" for k, error in enumerate(self.found[:MOST_PROBLEMS], 1)]
+            if (more := len(self.found) - MOST_PROBLEMS) > 0:
+                lines.append(f"  And {more:,} more like these.")
+            raise InputError("\n".join([f"There are {len(self.found)} problems with {where}.", *lines]))
 
 
 class RunError(RuntimeError):

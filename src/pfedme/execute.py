@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,8 @@ import numpy as np
 from pfedme import __version__
 from pfedme.algorithms import Algorithm
 from pfedme.algorithms.base import Models
+from pfedme.auto import RETRIES, TOLERANCE, chooses_l2, pilot, slower, unlearned_loss, with_l2
+from pfedme.baseline import baseline
 from pfedme.devices import cores, everywhere
 from pfedme.errors import Diverged, InputError, Interrupted, RunError
 from pfedme.federation import Federation
@@ -28,11 +30,16 @@ from pfedme.files import atomic_write, writing
 from pfedme.folder import Folder, models_file
 from pfedme.models import Model
 from pfedme.personalize import rounds_to_choice, with_own_lambdas
+from pfedme.report.measure import metric_for
+from pfedme.rows_file import write_rows
 from pfedme.run import Run
 from pfedme.simulate import MOST_ROUNDS, Evaluation, Simulation, State, advance
 from pfedme.spec import to_json
 from pfedme.track import FILES, Tracking
 from pfedme.trackers import Tracker
+
+if TYPE_CHECKING:
+    from pfedme.afterwards import Offer
 
 CHECKPOINT_EVERY_S = 5.0
 """Seconds between checkpoints: what a killed run loses at most, plus the rounds of one call."""
@@ -48,6 +55,8 @@ class Progress:
     rounds: int
     entry: dict[str, Any] | None
     """The newest evaluation, right after it was made; else None."""
+    pilot: bool = False
+    """Whether it is still being found out how many rounds there will be; `rounds` are then the most."""
 
 
 Watch = Callable[[Progress], None]
@@ -66,6 +75,8 @@ class Result:
     """The personal models' coordinates, a row a client, if there are any."""
     federation: Federation
     model: Model
+    offer: Offer | None = None
+    """What was found for its clients afterwards, if that was asked for."""
 
 
 def execute(
@@ -149,7 +160,7 @@ def reopen(out: Path, *, watch: Watch = lambda _: None, wanted: Wanted = EVERYTH
         tracking = Tracking.reopen(record, out)
     except (KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{folder.record} is damaged: {error}; start the run again.") from None
-    return Execution(*run.prepare(), folder, watch, wanted, tracking)
+    return Execution(*run.prepare(), folder, watch, wanted, tracking, record.get("auto"))
 
 
 def carry_out(executions: Sequence[Execution], lanes: int = 1) -> list[Result | RunError]:
@@ -213,15 +224,26 @@ class Execution:
         watch: Watch,
         wanted: Wanted,
         tracking: Tracking,
+        auto: dict[str, Any] | None = None,
     ) -> None:
+        """`auto` is what the record of a run that is taken up again says of what was not given."""
         self.run, self.simulation, self.folder, self.watch = run, simulation, folder, watch
         self.wanted, self.tracking = wanted, tracking
         self.history: list[dict[str, Any]] = []
         self.timing = {"compile_s": 0.0, "train_s": 0.0, "eval_s": 0.0}
         self.reason: str | None = None
+        self.retries = (auto or {}).get("retries", 0)
+        self.metric, self.why = metric_for(simulation.federation, run.metric)
         self.evaluated = simulation.evaluated(run.eval_clients or simulation.federation.clients)
         self.saved = time.monotonic()
+        asked = run.algorithm
+        if auto is not None:  # its step sizes are in the record
+            asked = dataclasses.replace(asked, **dict.fromkeys(auto["found"], 0.0))
+        self.asked, self.auto = asked, auto
         begun = folder is not None and folder.checkpoint.exists()
+        self.piloted = bool(begun or (run.rounds and not chooses_l2(asked)))
+        if self.piloted:
+            self.run = dataclasses.replace(run, algorithm=simulation.algorithm)
         self.state = self.restore() if begun else simulation.start()
         tracking.start(self.record("running"))
         if tracking.trackers or not begun:
@@ -233,35 +255,127 @@ class Execution:
         Yields how many rounds may pass before the next evaluation, and is sent what became of the state
         after some of them.
         """
+        if not self.piloted:
+            self.pilot()
         every, rounds = self.run.eval_every or 1, self.run.rounds
         while True:
             t = self.state.t
             evaluated = bool(self.history) and self.history[-1]["round"] == t
             if (t % every == 0 and not evaluated) or t == rounds:
-                evaluation, models = self.evaluate(self.state, keep=not evaluated)
+                found = self.evaluate(self.state, keep=not evaluated)
+                if found is None:
+                    continue
                 if t == rounds:
-                    return self.results(self.state, evaluation, models)
+                    return self.results(self.state, *found)
             self.state = with_own_lambdas(self.simulation, self.state)
             self.save()
             news = yield min(every - t % every, rounds - t, rounds_to_choice(self.run.algorithm, t))
             assert news is not None
             self.state, finite = news
-            if not finite:
+            if not finite and not self.slower():
                 self.diverged("the shared model" if self.run.algorithm.has_global else "a client's model")
             self.watch(Progress(self.state.t, rounds, None))
 
-    def evaluate(self, state: State, *, keep: bool) -> tuple[Evaluation, Models]:
-        """The evaluation of `state`, put into the history."""
+    def pilot(self) -> None:
+        """Finds what was not given, and puts it into the run."""
+        run, s = self.run, self.simulation
+        most = run.rounds or run.budget
+
+        def watch(t: int) -> None:
+            self.watch(Progress(t, most, None, pilot=True))
+
         with timed() as took:
-            evaluation, models = self.simulation.evaluate(state, self.evaluated, train=self.wanted.train_loss)
+            try:
+                found = pilot(
+                    self.asked, s, budget=run.budget, rounds=run.rounds, quarter_at=run.quarter_at,
+                    who=self.evaluated, watch=watch,
+                )  # fmt: skip
+            except Diverged:
+                self.diverged("a model")
+        self.spent("train_s", took)
+        given = bool(run.rounds)
+        self.retries = found.retries
+        self.run = dataclasses.replace(run, algorithm=found.algorithm, quarter_at=found.quarter_at).lasting(
+            found.rounds
+        )
+        self.simulation = Simulation(
+            found.algorithm, s.model, s.federation, cohort=run.cohort or s.cohort, seed=run.seed,
+            quarter_at=found.quarter_at,
+        )  # fmt: skip
+        self.state = self.simulation.start()
+        if found.l2 is not None:
+            self.state = with_l2(self.state, found.l2)
+        self.auto = self.auto or self.about_auto() | {
+            "stopped": "given" if given else "converged" if found.converged else "budget",
+            "budget": run.budget,
+            "improving": not found.converged,
+            "validation": found.validation,
+            "threshold": found.thresholds,
+        }
+        self.piloted = True
+        self.write_record("running")
+        self.save(now=True)
+
+    def about_auto(self) -> dict[str, Any]:
+        """What the record says of what was not given."""
+        steps = self.simulation.algorithm
+        found = [name for name in steps.steps if not getattr(self.asked, name)]
+        return {
+            "rounds": self.run.rounds,
+            "stopped": "given",
+            "improving": False,
+            "found": found,
+            "steps": {name: getattr(steps, name) for name in steps.steps},
+            "L": float(f"{self.simulation.smoothness():.3g}") if found else None,
+            "retries": self.retries,
+        }
+
+    def slower(self) -> bool:
+        """Begins again with a quarter of the steps that were not given; False if that cannot help."""
+        steps = slower(self.asked, self.simulation.algorithm)
+        if steps is None or self.retries >= RETRIES or chooses_l2(self.asked):
+            return False
+        s, self.retries, self.history = self.simulation, self.retries + 1, []
+        self.run = dataclasses.replace(self.run, algorithm=steps)
+        self.simulation = Simulation(
+            steps, s.model, s.federation, cohort=s.cohort, seed=s.seed, quarter_at=s.quarter_at
+        )
+        self.state = self.simulation.start()
+        if self.auto is not None:
+            self.auto |= {key: self.about_auto()[key] for key in ("steps", "retries")}
+        if self.folder:  # lest it is found beside a record with other steps
+            self.folder.checkpoint.unlink(missing_ok=True)
+        self.write_record("running")
+        self.save(now=True)
+        return True
+
+    def evaluate(self, state: State, *, keep: bool) -> tuple[Evaluation, Models] | None:
+        """The evaluation of `state`, put into the history; None if training begins again with smaller steps,
+        because a client's model is not finite."""
+        with timed() as took:
+            evaluation, models = self.simulation.evaluate(
+                state, self.evaluated, train=self.wanted.train_loss, rows=self.wanted.files
+            )
         self.spent("eval_s", took)
         if not evaluation.finite:
+            if self.slower():
+                return None
             self.diverged("a client's model")
         if keep:
-            self.history.append(evaluation.entry())
+            self.history.append(self.entry(evaluation))
             self.tracking.entry(self.history[-1], self.timing)
         self.watch(Progress(state.t, self.run.rounds, self.history[-1]))
         return evaluation, models
+
+    def entry(self, evaluation: Evaluation) -> dict[str, Any]:
+        """An evaluation as the history has it; the last one is complete, and has a baseline beside it."""
+        full = evaluation.round == self.run.rounds and self.wanted.files
+        entry = evaluation.entry(self.metric.key, full=full, thresholds=self.thresholds())
+        return entry | ({"baseline": baseline(self.simulation.federation, self.evaluated)} if full else {})
+
+    def thresholds(self) -> dict[str, float]:
+        """The threshold of each kind of model, where accuracy is not what models are judged by."""
+        return (self.auto or {}).get("threshold", {}) if self.metric.key != "accuracy" else {}
 
     def spent(self, what: str, took: dict[str, float], share: float = 1.0) -> None:
         """Books a share of the time that something took."""
@@ -271,8 +385,9 @@ class Execution:
     def diverged(self, what: str) -> NoReturn:
         """Saves the last finite state and says why it may have come to this."""
         self.save(now=True)
-        cause = advice(self.run.algorithm, self.simulation.smoothness())
-        where = f" The last finite state is in {self.folder.checkpoint}." if self.folder else ""
+        cause = advice(self.simulation.algorithm, self.simulation.smoothness())
+        path = self.folder.checkpoint if self.folder else None
+        where = f" The last finite state is in {path}." if path and path.exists() else ""
         name = self.run.algorithm.name
         self.reason = f"{name} diverged in round {self.state.t}: {what} is no longer finite. {cause}{where}"
         self.write_record("diverged")
@@ -281,18 +396,24 @@ class Execution:
 
     def results(self, state: State, evaluation: Evaluation, models: Models) -> Result:
         """The finished run; its folder is complete once record.json says so."""
-        w = state.w.ravel() if self.simulation.algorithm.has_global else None
+        shared = self.simulation.shared(state)
+        w = shared.ravel() if shared is not None else None
         theta = models.personal.ravel(1) if models.personal is not None else None
         if self.folder and self.wanted.files:
             from pfedme.report.figures import curves
 
             with writing(self.folder.path, self.rescue()):
-                atomic_write(self.folder.clients, clients_csv(evaluation, self.simulation.federation))
+                atomic_write(
+                    self.folder.clients, clients_csv(evaluation, self.simulation.federation, self.metric.key)
+                )
                 kept = {k: np.asarray(v) for k, v in (("w", w), ("theta", theta)) if v is not None}
                 who = self.evaluated if theta is not None else ()
                 simulation = self.simulation
                 content = models_file(kept, simulation.model, simulation.federation, who)
                 atomic_write(self.folder.model, content)
+                write_rows(
+                    self.folder.path, simulation, self.evaluated, {"global": shared, **models._asdict()}
+                )
                 atomic_write(self.folder.curves, curves({self.run.algorithm.name: [self.history]}))
         record = self.write_record("finished")
         if self.folder:
@@ -313,12 +434,37 @@ class Execution:
             "version": __version__,
             "command": self.run.command(),
             "config": self.run.to_json(),
+            "metric": self.metric_told(),
             "environment": environment(),
             "timing": {**self.timing, "rounds": self.run.rounds},
+            **self.told_auto(status),
             "history": self.history,
             "final": self.history[-1] if status == "finished" else None,
             **({"track": self.tracking.to_json()} if self.tracking.trackers else {}),
         }
+
+    def told_auto(self, status: str) -> dict[str, Any]:
+        """`auto` and `threshold`, where there is something to tell."""
+        if self.auto is None and self.piloted:
+            self.auto = self.about_auto()
+        if self.auto is None:
+            return {}
+        auto = dict(self.auto)
+        if status == "finished" and auto["stopped"] == "given":
+            auto["improving"] = still_falling(self.history, self.simulation.federation)
+        f = self.simulation.federation
+        thresholds = {
+            kind: {"class": f.label_name(f.positive), "value": value}
+            for kind, value in self.thresholds().items()
+        }
+        auto["sentences"] = about_training(auto)
+        return {"auto": auto, **({"threshold": thresholds} if thresholds else {})}
+
+    def metric_told(self) -> dict[str, Any]:
+        """What models are judged by, why, and of two classes the one that recall and the like are of."""
+        f = self.simulation.federation
+        told = {"key": self.metric.key, "why": self.why}
+        return told | ({"positive": f.label_name(f.positive)} if f.classes == 2 else {})
 
     def write_record(self, status: str) -> dict[str, Any]:
         """record.json, which says so."""
@@ -337,9 +483,10 @@ class Execution:
         return ""
 
     def save(self, *, now: bool = False) -> None:
-        """A checkpoint, if it is time for one."""
+        """A checkpoint, if it is time for one; a pilot that is stopped begins again."""
         state = self.state
-        if not self.folder or not (now or time.monotonic() - self.saved >= CHECKPOINT_EVERY_S):
+        due = now or time.monotonic() - self.saved >= CHECKPOINT_EVERY_S
+        if not (self.folder and self.piloted and due):
             return
         tensors = {"w": np.asarray(state.w.ravel())}
         tensors |= {f"clients.{k}": np.asarray(a) for k, a in enumerate(jax.tree.leaves(state.clients))}
@@ -394,6 +541,45 @@ def compilation() -> Iterator[list[float]]:
         jax.monitoring.unregister_event_duration_listener(listen)
 
 
+def still_falling(history: list[dict[str, Any]], federation: Federation) -> bool:
+    """Whether the loss on training rows fell in the second half of a run: by more than five times what twice
+    the rounds must lower it by to be worth it, because steps of full size make it noisy."""
+    half = history[-1]["round"] / 2
+    before = [entry for entry in history if entry["round"] <= half]
+    if not before or half < 1:
+        return False
+    scale = unlearned_loss(federation.y, federation.classes)
+    for kind in ("global", "personal"):
+        then, now = (entry.get(kind, {}).get("train_loss") for entry in (before[-1], history[-1]))
+        if then is not None and now is not None and then - now > 5 * TOLERANCE * scale:
+            return True
+    return False
+
+
+def about_training(auto: dict[str, Any]) -> list[str]:
+    """How step sizes and rounds came about, in sentences."""
+    names = {"eta": "η", "alpha": "α"}
+    said = []
+    if auto["found"]:
+        sizes = ", ".join(f"{names.get(name, name)} = {auto['steps'][name]:.3g}" for name in auto["found"])
+        said.append(f"Step sizes from the data: {sizes} (curvature L ≈ {auto['L']:.3g}).")
+    if auto["retries"]:
+        said.append(
+            f"Larger steps diverged; these are 1/{4 ** auto['retries']} of what the curvature suggests."
+        )
+    rounds = f"{auto['rounds']:,} round{'' if auto['rounds'] == 1 else 's'}"
+    if auto["stopped"] == "converged":
+        said.append(f"It took {rounds}; more did not lower the loss on validation rows.")
+    elif auto["stopped"] == "budget":
+        said.append(
+            f"The budget of {auto['budget']:,} rounds ended while the loss on validation rows was still "
+            "falling; a larger --budget may do better."
+        )
+    elif auto["improving"]:
+        said.append(f"The loss on training rows was still falling when the given {rounds} ended.")
+    return said
+
+
 def advice(algorithm: Algorithm, L: float) -> str:
     """Which step size to lower, from an estimate of the clients' smoothness L."""
     settings = to_json(algorithm)
@@ -407,17 +593,24 @@ def advice(algorithm: Algorithm, L: float) -> str:
     return f"Steps are stable for eta below 2/L = {2 / L:.2g} (L ≈ {L:.3g}), and eta is {eta:g}: lower --eta."
 
 
-def clients_csv(evaluation: Evaluation, federation: Federation) -> str:
-    """A row per client, with the accuracy of each model that exists; in a regression its RMSE follows."""
+def clients_csv(evaluation: Evaluation, federation: Federation, metric: str = "") -> str:
+    """A row per client, with the accuracy of each model that exists, in a regression its RMSE, and then its
+    other metrics, as far as rows were kept: the chosen one first."""
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     kinds = ("global", "local", "personal")
-    measures = ("accuracy", "rmse") if federation.classes == 0 else ("accuracy",)
+    always = ("accuracy", "rmse") if federation.classes == 0 else ("accuracy",)
+    others = (
+        ("r2", "mae")
+        if federation.classes == 0
+        else ("auc", "log_loss", "balanced_accuracy", "recall", "brier")
+    )
+    kept = any(test.rows is not None for test in evaluation.test.values())
+    measures = dict.fromkeys((*always, *(filter(None, (metric, *others)) if kept else ())))
     names = [(kind, measure) for measure in measures for kind in kinds]
     table.writerow(["client", "n_train", "n_test", *(f"{kind}_{measure}" for kind, measure in names)])
     columns = [
-        getattr(evaluation.test[kind], measure) if kind in evaluation.test else None
-        for kind, measure in names
+        evaluation.test[kind].of(measure) if kind in evaluation.test else None for kind, measure in names
     ]
     for k, i in enumerate(evaluation.clients):
         cells = ["" if c is None or np.isnan(c[k]) else float(c[k]) for c in columns]

@@ -51,12 +51,19 @@ class Federation:
     """Validation rows of each client: to choose by, neither trained on nor reported."""
     note: str = ""
     """What a reader of the description should know about where the rows come from."""
+    notes: tuple[str, ...] = ()
+    """How a table was read where that is not plain, and what looks wrong in it."""
     names: tuple[str, ...] | None = None
     """What the clients are called; None where they only have ids."""
     shape: tuple[int, ...] = ()
     """Height, width and perhaps channels of the image that a row is; () if it is none."""
     schema: Schema | None = None
     """How rows of a table became these numbers; None where they did not come from one."""
+    files: tuple[tuple[str, int], ...] = ()
+    """The files that rows come from, and how many rows each has."""
+    origin: np.ndarray | None = None
+    """Of each row, its place among the rows of all files, counted from 0; None where they did not come from
+    files."""
 
     @classmethod
     def split(
@@ -180,13 +187,53 @@ class Federation:
         order = np.empty(len(self.y), np.int64)
         order[np.repeat(self.start, self.count) + rank] = np.arange(len(self.y))
         x = np.take(self.x, order, axis=0, out=aligned(self.x.shape, self.x.dtype))
-        return dataclasses.replace(self, x=x, y=self.y[order], n_train=self.n_train - kept, n_val=kept)
+        origin = None if self.origin is None else self.origin[order]
+        return dataclasses.replace(
+            self, x=x, y=self.y[order], n_train=self.n_train - kept, n_val=kept, origin=origin
+        )
+
+    def pooled(self) -> Federation:
+        """One client with the training rows of all, by their ids, and nothing to validate or test on.
+
+        >>> f = Federation.split([3, 2], np.arange(10.0).reshape(5, 2), np.array([0, 1, 1, 0, 1]), classes=2)
+        >>> f.pooled().n_train, f.pooled().y
+        (array([3]), array([0, 1, 0]))
+        """
+        first, count = (a[np.argsort(self.ids, kind="stable")] for a in self.rows("train"))
+        rows = np.repeat(first - np.cumsum(count) + count, count) + np.arange(count.sum())
+        x = np.take(self.x, rows, axis=0, out=aligned((len(rows), *self.x.shape[1:]), self.x.dtype))
+        return dataclasses.replace(
+            self, x=x, y=self.y[rows], n_train=np.array([len(rows)]), n_test=np.array([0]), n_val=0,
+            ids=np.zeros(1, np.uint32), names=None,
+        )  # fmt: skip
 
     def label_counts(self) -> np.ndarray:
         """How often each client (row) has each label (column) of a classification."""
         owner = np.repeat(np.arange(self.clients), self.count)
         flat = np.bincount(owner * self.classes + self.y, minlength=self.clients * self.classes)
         return flat.reshape(self.clients, self.classes)
+
+    @cached_property
+    def train_labels(self) -> np.ndarray:
+        """How often each label of a classification occurs in the training rows of all clients."""
+        start, count = self.rows("train")
+        ends = np.zeros(len(self.y) + 1, np.int64)  # +1 where training rows begin, −1 where they end
+        np.add.at(ends, start, 1)
+        np.add.at(ends, start + count, -1)
+        return np.bincount(self.y[np.cumsum(ends[:-1]) > 0], minlength=self.classes)
+
+    @property
+    def positive(self) -> int:
+        """The rarer of two labels in the training rows (of equals the second), which recall and the like are
+        of; of several labels the rarest, and 0 in a regression."""
+        if not self.classes:
+            return 0
+        counts = self.train_labels
+        return int(np.flatnonzero(counts == counts.min())[-1])
+
+    def label_name(self, label: int) -> str:
+        """What a label of a classification is called."""
+        return self.schema.labels[label] if self.schema else str(label)
 
     def limit(self, rows: int) -> Federation:
         """The clients that have at least so many training rows, each with only its first `rows` of them."""
@@ -195,8 +242,8 @@ class Federation:
         some = self.take(np.flatnonzero(self.n_train >= rows))
         place = np.arange(len(some.y)) - np.repeat(some.start, some.count)
         kept = (place < rows) | (place >= np.repeat(some.n_train, some.count))
-        x, y = some.x[kept], some.y[kept]
-        return dataclasses.replace(some, x=x, y=y, n_train=np.full(some.clients, rows))
+        x, y, origin = some.x[kept], some.y[kept], None if some.origin is None else some.origin[kept]
+        return dataclasses.replace(some, x=x, y=y, n_train=np.full(some.clients, rows), origin=origin)
 
     def take(self, clients: Sequence[int] | np.ndarray) -> Federation:
         """The federation of these clients, in this order; they keep their ids."""
@@ -207,4 +254,5 @@ class Federation:
             self, x=self.x[rows], y=self.y[rows], n_train=self.n_train[clients], n_test=self.n_test[clients],
             n_val=np.broadcast_to(self.n_val, self.clients)[clients], ids=self.ids[clients],
             names=None if self.names is None else tuple(self.names[i] for i in clients),
+            origin=None if self.origin is None else self.origin[rows],
         )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import json
 from collections.abc import Sequence
@@ -21,9 +22,12 @@ from pfedme.models import Model
 
 LATER = (
     "personalized.csv", "personalized.json", "personalized.png", "personalized.safetensors",
-    "newcomers.csv", "newcomers.png", "report.html",
+    "newcomers.csv", "newcomers.png", "report.html", "test_rows.csv", "test_rows.parquet",
 )  # fmt: skip
 """What is made of a finished run, and so is not true of another one."""
+
+OWN = "own"
+"""The kind of a model that is the user's own code, which no file describes."""
 
 EVENTS = "events.out.tfevents.*"
 """Names of TensorBoard's event files."""
@@ -83,6 +87,13 @@ class Folder:
         """`running`, `finished` or `diverged`."""
         return self.read().get("status", "")
 
+    def client_names(self) -> list[str]:
+        """The clients that were evaluated, as clients.csv lists them; none without it."""
+        if not self.clients.exists():
+            return []
+        with self.clients.open(newline="", encoding="utf-8") as file:
+            return [row["client"] for row in csv.DictReader(file)]
+
     def write_checkpoint(self, tensors: dict[str, np.ndarray], about: dict[str, Any]) -> None:
         """The state of an unfinished run, with a checksum."""
         signed = about | {"sha256": _digest(tensors, about)}
@@ -117,7 +128,7 @@ def models_file(
     """Models' parameters and what is needed to use them; `theta` has a row for each client of `who`."""
     about: dict[str, Any] = {
         "version": __version__,
-        "model": model.about(),
+        "model": _about(model),
         "clients": [int(federation.ids[i]) for i in who],
     }
     if len(who):
@@ -129,6 +140,14 @@ def models_file(
         about["schema"] = federation.schema.to_json()
     # One key, because safetensors does not keep the order of several.
     return safetensors.numpy.save(tensors, {"pfedme": json.dumps(about)})
+
+
+def _about(model: Model) -> dict[str, Any]:
+    """What is needed to use a model; of one that is the user's own code, what it is called."""
+    try:
+        return model.about()
+    except NotImplementedError:
+        return {"kind": OWN, "class": f"{type(model).__module__}:{type(model).__qualname__}"}
 
 
 def read_models(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:

@@ -10,10 +10,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from scipy.special import stdtrit
 
 from pfedme.devices import over_devices, padded
 from pfedme.models import Model, is_first_largest
+from pfedme.rowmetrics import CLASS_KEYS, MOST_SCORES, ClassRows, NumberRows, Value
 from pfedme.tree import Params
+
+LOWER_IS_BETTER = ("log_loss", "brier", "rmse", "mae")
+"""The metrics that are errors."""
 
 
 class Blocks(NamedTuple):
@@ -100,6 +105,8 @@ class Scores:
     count: np.ndarray
     spread: Spread | None = None
     """Of the labels, in a regression."""
+    rows: ClassRows | NumberRows | None = None
+    """Every row, for the metrics that need more than sums; None where rows were not kept."""
 
     @property
     def accuracy(self) -> np.ndarray:
@@ -138,6 +145,20 @@ class Scores:
         """The mean loss over all rows of all clients, without the l2 term."""
         return float(self.loss.sum() / max(1, self.count.sum()))
 
+    def over_all_rows(self, key: str) -> float | None:
+        """The metric of this name over all rows; None if it is undefined, or if rows were not kept."""
+        if key in ("accuracy", "r2"):
+            return self.overall
+        return None if self.rows is None else self.rows.value(key).overall
+
+    def of(self, key: str) -> np.ndarray:
+        """Each client's metric of this name; NaN where it has none, and everywhere if rows were not kept."""
+        if key in ("accuracy", "r2", "rmse"):
+            return getattr(self, key)
+        if key == "log_loss" and self.spread is None:
+            return np.where(self.count > 0, self.loss / np.maximum(self.count, 1), np.nan)
+        return np.full(len(self.count), np.nan) if self.rows is None else self.rows.value(key).own
+
 
 def score(
     model: Model,
@@ -147,22 +168,48 @@ def score(
     blocks: Blocks,
     clients: int,
     spread: Spread | None = None,
+    positive: int | None = None,
 ) -> Scores:
     """The scores of θ, one point for all clients or a stack of one point for each of `clients`.
 
-    A regression also needs the spread of its labels.
+    A regression also needs the spread of its labels. With a class that counts as `positive` (any number in a
+    regression) rows are kept too, unless they are very many.
     """
     count = np.bincount(blocks.client, blocks.valid, clients).astype(np.int64)
     if not len(blocks.client):
         return Scores(np.zeros(clients), np.zeros(clients), count, spread)
     client, start, valid = blocks.padded()
-    correct, loss = map(np.asarray, _block_sums(model, theta, x, y, client, start, valid, blocks.offset))
+    outputs = model.classes or 1
+    keep = positive is not None and count.sum() * outputs <= MOST_SCORES
+    sums = _block_sums(model, theta, x, y, client, start, valid, blocks.offset, each_row=False, scores=keep)
+    correct, loss = map(np.asarray, sums[:2])
+    rows = None
+    if keep:
+        assert positive is not None
+        scores = np.asarray(sums[2])[: len(blocks.client)].swapaxes(1, 2)[_own_rows(blocks, len(x))]
+        labels = np.asarray(y)[blocks.rows()]
+        owner = blocks.owner()
+        if spread is None:
+            rows = ClassRows(scores, labels, owner, clients, positive)
+        else:
+            labels = spread.unit * labels.astype(np.float64)
+            rows = NumberRows(spread.unit * scores[:, 0].astype(np.float64) - labels, labels, owner, clients)
     return Scores(
         correct=np.bincount(client, correct, clients),
         loss=np.bincount(client, loss.astype(np.float64), clients),
         count=count,
         spread=spread,
+        rows=rows,
     )
+
+
+def _own_rows(blocks: Blocks, stored: int) -> np.ndarray:
+    """Which rows of each block, as the compiled program returns them, are the client's."""
+    length = min(len(blocks.offset), stored)
+    # A block that would reach past the store was moved to begin earlier.
+    moved = np.maximum(0, blocks.start + length - stored)
+    at = np.arange(length) - moved[:, None]
+    return (at >= 0) & (at < blocks.valid[:, None])
 
 
 class Outcomes(NamedTuple):
@@ -172,6 +219,8 @@ class Outcomes(NamedTuple):
     """Whether the label is the most probable one."""
     likely: np.ndarray
     """The probability that the model gives to the label."""
+    finite: bool = True
+    """Whether the loss on every row is finite."""
 
 
 def outcomes(model: Model, theta: Params, x: jax.Array, y: jax.Array, blocks: Blocks) -> Outcomes:
@@ -179,16 +228,14 @@ def outcomes(model: Model, theta: Params, x: jax.Array, y: jax.Array, blocks: Bl
     if not len(blocks.client):
         return Outcomes(np.zeros(0, bool), np.zeros(0))
     client, start, valid = blocks.padded()
-    sums = _block_sums(model, theta, x, y, client, start, valid, blocks.offset, each_row=True)
+    sums = _block_sums(model, theta, x, y, client, start, valid, blocks.offset, each_row=True, scores=False)
     right, loss = (np.asarray(a)[: len(blocks.client)] for a in sums)
-    # A block that would reach past the store was moved to begin earlier.
-    moved = np.maximum(0, blocks.start + right.shape[1] - len(x))
-    at = np.arange(right.shape[1]) - moved[:, None]
-    own = (at >= 0) & (at < blocks.valid[:, None])
-    return Outcomes(right[own], np.exp(-loss[own].astype(np.float64)))
+    own = _own_rows(blocks, len(x))
+    loss = loss[own].astype(np.float64)
+    return Outcomes(right[own], np.exp(-loss), bool(np.isfinite(loss).all()))
 
 
-@partial(jax.jit, static_argnames="each_row")
+@partial(jax.jit, static_argnames=("each_row", "scores"))
 def _block_sums(
     model: Model,
     theta: Params,
@@ -198,17 +245,20 @@ def _block_sums(
     start: jax.Array,
     valid: jax.Array,
     offset: jax.Array,
-    each_row: bool = False,
-) -> tuple[jax.Array, jax.Array]:
-    """Correct predictions and summed losses of each block; or of each row of each block."""
+    *,
+    each_row: bool,
+    scores: bool,
+) -> tuple[jax.Array, ...]:
+    """Correct predictions and summed losses of each block, or of each row of each block; and with `scores`
+    the model's outputs for every row."""
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     shared_model = jax.tree.leaves(shapes)[0].ndim == jax.tree.leaves(theta)[0].ndim
     length = min(len(offset), len(x))
 
-    def sums(shared: tuple[Model, Params, jax.Array, jax.Array], blocks: Any) -> tuple[jax.Array, jax.Array]:
+    def sums(shared: tuple[Model, Params, jax.Array, jax.Array], blocks: Any) -> tuple[jax.Array, ...]:
         model, theta, x, y = shared
 
-        def one(block: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        def one(block: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, ...]:
             client, start, valid = block
             # The last block may reach past the store: then it begins earlier, and the mask stays.
             first = jnp.minimum(start, len(x) - length)
@@ -216,48 +266,62 @@ def _block_sums(
             own = (row >= start) & (row < start + valid)
             labels = lax.dynamic_slice_in_dim(y, first, length)
             rows = lax.dynamic_slice_in_dim(x, first, length)
-            scores = model.scores(theta if shared_model else theta[client], rows)
-            hit = is_first_largest(scores, labels) & own if model.classes != 0 else jnp.full(length, jnp.nan)
-            loss = jnp.where(own, model.losses(scores, labels), 0)
-            return (hit, loss) if each_row else (jnp.sum(hit), jnp.sum(loss))
+            z = model.scores(theta if shared_model else theta[client], rows)
+            hit = is_first_largest(z, labels) & own if model.classes != 0 else jnp.full(length, jnp.nan)
+            loss = jnp.where(own, model.losses(z, labels), 0)
+            found = (hit, loss) if each_row else (jnp.sum(hit), jnp.sum(loss))
+            return (*found, z) if scores else found
 
         return lax.map(one, blocks)
 
     return over_devices(sums, (model, theta, x, y), (client, start, valid))
 
 
-def over_clients(accuracy: np.ndarray) -> dict[str, float] | None:
-    """Mean, spread, worst tenth and worst of the clients' own accuracies (or R²); None if no client has one.
+def over_clients(values: np.ndarray, *, lower: bool = False) -> dict[str, float] | None:
+    """Mean, spread, worst tenth and worst of the clients' own accuracies (or another metric); None if no
+    client has one. With `lower`, less is better, and the worst is the `max`.
 
     >>> over_clients(np.array([0.5, np.nan, 1.0]))
     {'mean': 0.75, 'std': 0.25, 'worst_decile': 0.5, 'min': 0.5}
     """
-    own = np.sort(accuracy[~np.isnan(accuracy)])
+    own = np.sort(values[~np.isnan(values)])
     if not len(own):
         return None
+    own = own[::-1] if lower else own
     worst = own[: -(-len(own) // 10)]
     return {
         "mean": float(own.mean()),
         "std": float(own.std()),
         "worst_decile": float(worst.mean()),
-        "min": float(own[0]),
+        "max" if lower else "min": float(own[0]),
     }
 
 
 def mean_interval(values: np.ndarray) -> tuple[float, float]:
-    """The mean over clients, and 1.96 standard errors of it; those are 0 for a single client.
+    """The mean, and the half-width of its 95 % interval by Student's t; that is 0 for a single value.
+
+    The values are one metric of independent clients, or of runs with different seeds.
 
     >>> mean_interval(np.array([0.0, 2.0, 4.0, 2.0]))
-    (2.0, 1.6...)
+    (2.0, 2.598...)
     """
-    return float(values.mean()), float(1.96 * values.std(ddof=min(1, len(values) - 1)) / len(values) ** 0.5)
+    n = len(values)
+    if n < 2:
+        return float(values.mean()), 0.0
+    return float(values.mean()), float(stdtrit(n - 1, 0.975) * values.std(ddof=1) / n**0.5)
 
 
-def summary(test: Scores, train: Scores | None) -> dict[str, Any]:
+def summary(
+    test: Scores, train: Scores | None, *, metric: str = "", full: bool = False,
+    threshold: float | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """A model's entry in the record; `worst_decile` is the mean over the worst tenth of the clients.
 
     A regression has no accuracy: `rmse` and `r2` are over all rows, and `clients` is about the clients' own
-    R².
+    R². `by_client` has the same of other metrics, as far as rows were kept: of `metric`, or of each in a
+    `full` entry. A full entry also has the half-widths of the metrics' 95 % intervals over all rows, and how
+    probabilities are calibrated. AUC of several classes takes a while, and is left out unless asked for.
+    With a `threshold`, of two classes, `at_threshold` has what it makes of the metrics that depend on it.
     """
     tested = bool(test.count.any())
     entry: dict[str, Any] = {"accuracy": test.overall}
@@ -267,4 +331,37 @@ def summary(test: Scores, train: Scores | None) -> dict[str, Any]:
         entry["r2"] = test.overall
     entry["loss"] = test.mean_loss if tested else None
     entry["train_loss"] = train.mean_loss if train else None
-    return entry | {"clients": over_clients(test.own)}
+    entry["clients"] = over_clients(test.own)
+    classes = test.spread is None
+    entry["log_loss"] = entry["loss"] if classes else None
+    if test.rows is None:
+        return entry
+    wanted = CLASS_KEYS if classes else ("mae",)
+    if isinstance(test.rows, ClassRows) and test.rows.classes > 2 and not full:
+        wanted = tuple(key for key in wanted if key != "auc" or metric == "auc")
+    found: dict[str, Value] = {key: test.rows.value(key) for key in wanted}
+    entry |= {key: value.overall for key, value in found.items()}
+    sums = ("accuracy", "log_loss") if classes else ("r2", "rmse")
+    shown = (*sums, *wanted) if full else (metric,) if metric in (*sums, *wanted) else ()
+    entry["by_client"] = {
+        key: _by_client(test.of(key) if key in sums else found[key].own, key) for key in shown
+    }
+    if full:
+        found |= {key: test.rows.value(key) for key in sums}
+        entry["half_width"] = {key: found[key].half_width for key in shown}
+        if isinstance(test.rows, ClassRows):
+            entry["calibration"] = test.rows.calibration()
+    if threshold is not None and isinstance(test.rows, ClassRows):
+        rows = dataclasses.replace(test.rows, threshold=threshold)
+        keys = ("accuracy", "balanced_accuracy", "recall", "precision", "f1")
+        entry["at_threshold"] = {"threshold": threshold, **{key: rows.value(key).overall for key in keys}}
+    return entry
+
+
+def _by_client(own: np.ndarray, key: str) -> dict[str, float] | None:
+    """A metric of clients, the half-width of the 95 % interval of its mean, and of how many it is."""
+    told = over_clients(own, lower=key in LOWER_IS_BETTER)
+    if told is None:
+        return None
+    there = own[~np.isnan(own)]
+    return {**told, "half_width": mean_interval(there)[1], "clients": len(there)}

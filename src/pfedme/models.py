@@ -41,6 +41,8 @@ class Model:
     """How many labels there are; 0 for a regression. A classifier made of functions need not tell."""
     l2: NonNegative = 0.0
     """Strength of the l2 term, over weights and biases."""
+    class_weights: tuple[float, ...] | None = None
+    """What a row of each class weighs in training; alike if None."""
 
     def init(self, key: jax.Array) -> Params:
         """Random initial parameters."""
@@ -59,6 +61,12 @@ class Model:
     def losses(self, scores: jax.Array, y: jax.Array) -> jax.Array:
         """ℓ(z, y), column by column."""
         return (scores[0] - y) ** 2 / 2 if self.classes == 0 else cross_entropy(scores, y)
+
+    def weighted(self, losses: jax.Array, y: jax.Array) -> jax.Array:
+        """The losses of rows times the weights of their classes, as in training."""
+        if self.class_weights is None:
+            return losses
+        return losses * of_label(jnp.stack([*map(jnp.asarray, self.class_weights)])[:, None], y)
 
     def regulariser(self, theta: Params) -> jax.Array:
         """l2/2 ‖θ‖²."""
@@ -256,11 +264,10 @@ def from_about(document: dict[str, Any]) -> Model:
 
 @record
 class MLR:
-    """Softmax regression, l2-regularised as in the paper (the released code's strength); on labels that are
-    numbers, ridge regression."""
+    """Softmax regression; on labels that are numbers, linear regression."""
 
-    l2: NonNegative = 0.001
-    """Strength of the l2 term in every client's loss."""
+    l2: NonNegative = 0.0
+    """Strength of the l2 term in every client's loss, over weights and biases; 0.001 in the paper's table."""
 
     def settled(self, features: int, shape: tuple[int, ...] = ()) -> MLR:
         """This description with every default filled in, for rows of so many features."""

@@ -16,6 +16,8 @@ import safetensors
 import safetensors.numpy
 
 from pfedme import __version__
+from pfedme.algorithms import Alone
+from pfedme.auto import pilot, with_l2
 from pfedme.data import Source
 from pfedme.data.table import Table
 from pfedme.errors import Diverged, InputError
@@ -25,7 +27,8 @@ from pfedme.folder import Folder, models_file
 from pfedme.metrics import over_clients
 from pfedme.models import Model
 from pfedme.personalize import Personalize, Personalized, personalize
-from pfedme.run import Run, load, refuse_to_choose
+from pfedme.report.measure import ACCURACY, R2, Measure
+from pfedme.run import Run, load
 from pfedme.simulate import Simulation, State
 from pfedme.spec import to_json
 from pfedme.tree import Params
@@ -49,6 +52,8 @@ class Finished:
     run: Run
     simulation: Simulation
     w: Params
+    improving: bool = False
+    """Whether its loss was still falling when it ended."""
 
     @classmethod
     def open(cls, path: Path) -> Finished:
@@ -64,7 +69,6 @@ class Finished:
             raise InputError(f"{folder.record} is damaged: {error}; start the run again.") from None
         run.refuse_to_offer()
         run, simulation = run.prepare()
-        refuse_to_choose(simulation.federation)
         start = simulation.start().w
         try:
             w = jnp.asarray(safetensors.numpy.load_file(folder.model)["w"])
@@ -72,7 +76,8 @@ class Finished:
                 raise ValueError(f"it has {w.size} numbers, not {start.ravel().size}")
         except (OSError, KeyError, ValueError, safetensors.SafetensorError) as error:
             raise InputError(f"{folder.model} cannot be read ({error}); start the run again.") from None
-        return cls(run, simulation, start.like(w))
+        improving = bool(record.get("auto", {}).get("improving"))
+        return cls(run, simulation, start.like(w), improving)
 
     @classmethod
     def trained(cls, run: Run) -> Finished:
@@ -89,7 +94,9 @@ class Finished:
     def again(self, federation: Federation) -> Params:
         """The shared model of the same run on another federation."""
         s = self.simulation
-        again = Simulation(s.algorithm, s.model, federation, cohort=s.cohort, seed=s.seed)
+        again = Simulation(
+            s.algorithm, s.model, federation, cohort=s.cohort, seed=s.seed, quarter_at=s.quarter_at
+        )
         state: State = again.start()
         while state.t < self.run.rounds:
             state, finite = again.advance(state, self.run.rounds - state.t)
@@ -100,6 +107,28 @@ class Finished:
                 )
         return state.w
 
+    def alone(self, federation: Federation) -> tuple[Callable[[Federation], Params], bool]:
+        """What trains the clients of a federation by themselves, with the rounds and the l2 that are best on
+        validation rows; and whether their losses were still falling then."""
+        s, asked = self.simulation, Alone()
+        alone = Simulation(asked, s.model, federation, cohort=federation.clients, seed=s.seed)
+        found = pilot(asked, alone, budget=self.run.budget)
+        assert found.l2 is not None
+        l2 = found.l2
+
+        def train(part: Federation) -> Params:
+            own = Simulation(
+                found.algorithm, s.model, part, cohort=part.clients, seed=s.seed, quarter_at=found.quarter_at
+            )
+            state, finite = with_l2(own.start(), l2), True
+            while finite and state.t < found.rounds:
+                state, finite = own.advance(state, found.rounds - state.t)
+            models = own.answer(state)[0].personal
+            assert models is not None
+            return models
+
+        return train, not found.converged
+
     def encoded(self, source: Source) -> Federation:
         """The federation of a source, with a table's rows as numbers in the way of the run's own table."""
         schema = self.simulation.federation.schema
@@ -107,10 +136,7 @@ class Finished:
 
     def to_members(self, how: Personalize, watch: Watch = _unwatched) -> Personalized:
         """A model for each client that took part."""
-        s = self.simulation
-        return personalize(
-            how, s.model, s.federation, self.w, self.again, seed=s.seed, given=self.given, watch=watch
-        )
+        return self._offer(self.simulation.federation, self.again, how, watch)
 
     def to_newcomers(
         self, newcomers: Federation, how: Personalize, watch: Watch = _unwatched
@@ -122,15 +148,23 @@ class Finished:
                 f"The newcomers' rows have {newcomers.features} features, those of the run {own.features}; "
                 "they must be the same ones."
             )
-        if len(unseen := np.setdiff1d(newcomers.y, own.y)):
+        if own.classes and len(unseen := np.setdiff1d(newcomers.y, own.y)):
             raise InputError(
                 f"The newcomers' rows have label {unseen[0]}, which no client of the run has: a "
                 "label that the federation has never seen needs a run of its own."
             )
-        return personalize(
-            how, self.simulation.model, newcomers, self.w, lambda _: self.w,
-            seed=self.simulation.seed, given=self.given, watch=watch,
+        return self._offer(newcomers, lambda _: self.w, how, watch)
+
+    def _offer(
+        self, federation: Federation, without: Callable[[Federation], Params], how: Personalize, watch: Watch
+    ) -> Personalized:
+        watch("alone", 0, 1)
+        alone, improving = self.alone(federation)
+        found = personalize(
+            how, self.simulation.model, federation, self.w, without, alone, seed=self.simulation.seed,
+            given=self.given, watch=watch,
         )  # fmt: skip
+        return dataclasses.replace(found, improving=improving or self.improving)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,6 +174,14 @@ class Level:
     rows: int
     clients: int
     methods: dict[str, dict[str, float]]
+    gain: dict[str, float] | None = None
+    """Of the recommended models over alone: the mean over newcomers, and the `low` and `high` ends of its
+    interval."""
+
+    @property
+    def measure(self) -> Measure:
+        """What models are judged by."""
+        return R2 if any(R2.key in method for method in self.methods.values()) else ACCURACY
 
 
 def newcomer_curve(
@@ -152,9 +194,8 @@ def newcomer_curve(
         watch(f"newcomers with {rows} rows", k, len(sizes))
         some = newcomers.limit(rows)
         found = finished.to_newcomers(some, how)
-        levels.append(
-            Level(rows, some.clients, {name: summary(found, found.of(name)) for name in names(found)})
-        )
+        methods = {name: summary(found, found.of(name)) for name in names(found)}
+        levels.append(Level(rows, some.clients, methods, found.mean_gain("alone")._asdict()))
     return levels
 
 
@@ -165,8 +206,8 @@ def names(found: Personalized) -> list[str]:
 
 
 def summary(found: Personalized, right: np.ndarray) -> dict[str, float]:
-    """The accuracy of a method that is `right` about test rows: over all of them, over clients, and in the
-    worst tenth of these.
+    """The accuracy (or R²) of a method that is `right` about test rows: over all of them, over clients and in
+    the worst tenth of these.
 
     `harmed` is the share of clients that it leaves more than one point below alone, beyond their interval.
     """
@@ -174,7 +215,7 @@ def summary(found: Personalized, right: np.ndarray) -> dict[str, float]:
     if own is None:
         raise InputError("No client has test rows, so that no model can be judged.")
     return {
-        "accuracy": float(right.mean()),
+        found.measure.key: float(right.mean()),
         "mean": own["mean"],
         "worst_decile": own["worst_decile"],
         "harmed": float(found.harmed(right)[found.tested].mean()),
@@ -185,12 +226,12 @@ def clients_csv(found: Personalized, federation: Federation) -> str:
     """A row per client: what it chose, and what that gains over training alone and over the global model."""
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
+    models, key = ("recommended", "alone", "global"), found.measure.key
     table.writerow(
-        ["client", "n_train", "n_test", "choice", "lam", "recommended_accuracy", "alone_accuracy",
-         "global_accuracy", "gain_over_alone", "gain_over_alone_ci95", "gain_over_global",
-         "gain_over_global_ci95"]
+        ["client", "n_train", "n_test", "choice", "lam", *(f"{name}_{key}" for name in models),
+         "gain_over_alone", "gain_over_alone_ci95", "gain_over_global", "gain_over_global_ci95"]
     )  # fmt: skip
-    accuracies = [found.accuracy(found.of(name)) for name in ("recommended", "alone", "global")]
+    accuracies = [found.accuracy(found.of(name)) for name in models]
     gains = [column for name in ("alone", "global") for column in found.gain(found.of(name))]
     for i in range(found.clients):
         tested = federation.n_test[i] > 0
@@ -212,9 +253,11 @@ def document(found: Personalized, how: Personalize) -> dict[str, Any]:
         "personalize": to_json(how),
         "methods": {name: summary(found, found.of(name)) for name in names(found)},
         "gain": {
-            name: dict(zip(("mean", "ci95"), found.mean_gain(name), strict=True))
+            name: {"mean": gain.mean, "ci95": gain.high - gain.mean}
             for name in ("alone", "global")
+            for gain in [found.mean_gain(name, 0.95)]
         },
+        "verdict": found.verdict().to_json(),
         "chosen": {label: sum(c.label == label for c in chosen) for label in labels},
     }
 

@@ -21,7 +21,10 @@ round after round, beginning again after the last."""
 @partial(jax.tree_util.register_dataclass, data_fields=["model", "x", "y", "weight"], meta_fields=[])
 @dataclasses.dataclass(frozen=True)
 class Loss:
-    """f̃_i(θ; D), the model's mean loss over a batch D of rows: an estimate of f_i(θ)."""
+    """f̃_i(θ; D), the model's mean loss over a batch D of rows: an estimate of f_i(θ).
+
+    Where the model has weights of classes, a row's loss is multiplied by its class's weight.
+    """
 
     model: Model
     x: jax.Array
@@ -35,7 +38,7 @@ class Loss:
 
     def mean_loss(self, scores: jax.Array) -> jax.Array:
         """The mean loss of the batch's scores, without the l2 term."""
-        losses = self.model.losses(scores, self.y)
+        losses = self.model.weighted(self.model.losses(scores, self.y), self.y)
         return jnp.mean(losses) if self.weight is None else jnp.sum(self.weight * losses)
 
     def grad(self, theta: Params) -> Params:

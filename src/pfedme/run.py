@@ -6,25 +6,32 @@ import dataclasses
 import hashlib
 import json
 import shlex
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
 
 from pfedme.algorithms import ALGORITHMS, Algorithm, PFedMe
 from pfedme.data import DATA, Source, pinned
-from pfedme.data.table import Table
+from pfedme.data.table import OPTIONS, Table, joined
 from pfedme.errors import InputError, unknown
 from pfedme.federation import Federation
+from pfedme.foreign import OwnModel, StandIn, from_record, name_of, recorded, refuse_stand_ins
 from pfedme.models import MODELS, Description
 from pfedme.personalize import Personalize
+from pfedme.report.measure import MetricName, metric_for
+from pfedme.schema import is_number, listed
 from pfedme.simulate import Simulation
-from pfedme.spec import Count, Seed, Share, build, check, to_json
+from pfedme.spec import Count, Index, Seed, Share, build, check, parse_names, to_json
 
 NUMBERS = ("rounds", "cohort", "seed", "eval_every", "eval_clients")
 """The fields of a run that are numbers, by which name they are also options of the command line."""
+MOST_COHORT = 100
+"""Clients that are drawn in a round, if nothing else is asked for."""
+CHOICES = ("metric", "class_weights")
+"""The fields that are one of a few names, options too."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,11 +40,11 @@ class Run:
 
     algorithm: Algorithm
     data: Source
-    model: Description
-    rounds: Count = 100
-    """T: communication rounds."""
+    model: Description | OwnModel
+    rounds: Index = 0
+    """T: communication rounds; 0 trains until the loss on validation rows has stopped falling."""
     cohort: Count | None = None
-    """S: clients drawn in each round; 10, or all if there are fewer."""
+    """S: clients drawn in each round; 100, or all if there are fewer."""
     seed: Seed = 0
     """Seed of the initial model, the cohorts and the mini-batches."""
     eval_every: Count | None = None
@@ -46,21 +53,36 @@ class Run:
     eval_clients: Count | None = None
     """How many clients are evaluated; all, or 1,000 where there are more than 10,000."""
 
-    holdout_clients: Share | None = None
-    """Share of the clients that take no part and come as newcomers when the run has finished."""
+    budget: Count = 1500
+    """The most rounds of a training that ends when the loss has stopped falling."""
+    quarter_at: tuple[int, ...] = ()
+    """Rounds after which the step size eta is divided by four, such as 100-150."""
+    holdout_clients: Share | tuple[str, ...] | None = None
+    """Share of the clients, or their names, that take no part and come as newcomers when the run has
+    finished."""
     personalize: Personalize | None = None
     """How clients find models of their own when the run has finished; not at all if not given."""
+
+    metric: MetricName | None = None
+    """What models are judged by: for classes accuracy, or AUC where one of two is rare, and for quantities R²
+    if not given."""
+    class_weights: Literal["balanced"] | None = None
+    """balanced: in training, the rows of each class weigh as much as those of any other; alike if not
+    given."""
 
     def to_json(self) -> dict[str, Any]:
         """This run as JSON values."""
         return {
-            "algorithm": {"name": self.algorithm.name, **to_json(self.algorithm)},
-            "data": {"name": self.data.name, **to_json(self.data)},
-            "model": {"name": _name_of(self.model, MODELS), **to_json(self.model)},
+            "algorithm": recorded(self.algorithm, ALGORITHMS),
+            "data": recorded(self.data, DATA),
+            "model": recorded(self.model, MODELS),
             **{name: getattr(self, name) for name in NUMBERS},
             # What came later is left out where it is not used, so that earlier records stay what they are.
-            **({"holdout_clients": self.holdout_clients} if self.holdout_clients else {}),
+            **({"budget": self.budget} if not self.rounds or self.budget != Run.budget else {}),
+            **({"quarter_at": list(self.quarter_at)} if self.quarter_at else {}),
+            **({"holdout_clients": _listed(self.holdout_clients)} if self.holdout_clients else {}),
             **({"personalize": to_json(self.personalize)} if self.personalize else {}),
+            **{name: value for name in CHOICES if (value := getattr(self, name)) is not None},
         }
 
     def digest(self) -> str:
@@ -74,74 +96,109 @@ class Run:
             }
             for what, part in parts.items()
         }
-        named = [self.algorithm.name, self.data.name, _name_of(self.model, MODELS), told]
+        names = [name_of(self.algorithm, ALGORITHMS), name_of(self.data, DATA), name_of(self.model, MODELS)]
+        named = [*names, told]
         return hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()[:16]
 
     @classmethod
     def from_json(cls, config: dict[str, Any]) -> Run:
         """The inverse of `to_json`."""
 
-        def part(what: str, known: dict[str, Any]) -> Any:
-            fields = dict(config[what])
-            name = fields.pop("name")
-            if name not in known:
-                raise unknown(what, name, known)
-            return build(known[name], fields, f"{what} '{name}'")
-
-        how = config.get("personalize")
+        how, later = config.get("personalize"), config.get("holdout_clients")
         return cls(
-            algorithm=part("algorithm", ALGORITHMS), data=part("data", DATA), model=part("model", MODELS),
+            algorithm=from_record("algorithm", config["algorithm"], ALGORITHMS),
+            data=from_record("data", config["data"], DATA),
+            model=from_record("model", config["model"], MODELS),
             **{name: config[name] for name in NUMBERS},
-            holdout_clients=config.get("holdout_clients"),
+            budget=config.get("budget", cls.budget), quarter_at=tuple(config.get("quarter_at", ())),
+            holdout_clients=tuple(later) if isinstance(later, list) else later,
             personalize=None if how is None else build(Personalize, how, "personalize"),
+            metric=config.get("metric"), class_weights=config.get("class_weights"),
         )  # fmt: skip
 
     def command(self) -> str:
-        """The command that makes this run again."""
-        words = ["pfedme", "run", self.algorithm.name]
+        """The command that makes this run again; for rows that are in no file, the call in Python."""
+        if isinstance(self.data, Table) and not self.data.path:
+            return self._call(self.data)
+        words = ["pfedme", "run", name_of(self.algorithm, ALGORITHMS)]
         data = self.data
-        words += data.words() if isinstance(data, Table) else ["--data", _text(data.name, data)]
-        words += ["--model", _text(_name_of(self.model, MODELS), self.model)]
+        words += data.words() if isinstance(data, Table) else ["--data", _text(name_of(data, DATA), data)]
+        words += ["--model", _text(name_of(self.model, MODELS), self.model)]
         if self.personalize:
             words += ["--personalize", _text(self.personalize.name, self.personalize)]
-        for name in (*NUMBERS, "holdout_clients"):
+        for name in (*NUMBERS, "holdout_clients", *CHOICES):
             if (value := getattr(self, name)) is not None:
-                words += [f"--{name.replace('_', '-')}", str(value)]
-        for name, value in to_json(self.algorithm).items():
-            if value is not None:
+                text = joined(value) if isinstance(value, tuple) else str(value)
+                words += [f"--{name.replace('_', '-')}", "auto" if name == "rounds" and not value else text]
+        if self.budget != Run.budget or not self.rounds:
+            words += ["--budget", str(self.budget)]
+        if self.quarter_at:
+            words += ["--quarter-at", "-".join(map(str, self.quarter_at))]
+        for name, value in recorded(self.algorithm, {}).items():
+            if value is not None and name != "name":
                 words += [f"--{name.replace('_', '-')}", str(value)]
         return shlex.join(words)
+
+    def _call(self, table: Table) -> str:
+        """The call of `pfedme.train` that makes this run again, where `frame` is the user's own."""
+        names = (*OPTIONS, "test_frame")
+        own = {f.name: getattr(table, f.name) for f in dataclasses.fields(table) if f.name in names}
+        given = {
+            f.name: own[f.name] for f in dataclasses.fields(table) if own.get(f.name, f.default) != f.default
+        }
+        held = {"frame": "frame", **{k: k if k == "test_frame" else repr(v) for k, v in given.items()}}
+        rows = ", ".join(f"{name}={value}" for name, value in held.items())
+        algorithm, model = (
+            _text(self.algorithm.name, self.algorithm),
+            _text(name_of(self.model, MODELS), self.model),
+        )
+        numbers = {name: getattr(self, name) for name in ("rounds", "cohort", "seed", "eval_every")}
+        rest = ", ".join(f"{name}={value}" for name, value in numbers.items())
+        return f"pfedme.train({algorithm!r}, pfedme.Table({rows}), model={model!r}, {rest})"
 
     def program(self) -> Hashable:
         """What two runs have in common if one compiled program can carry out both, at the same pace."""
         shape = jax.tree.structure((self.algorithm, self.model))
-        numbers = (getattr(self, name) for name in NUMBERS if name != "seed")
+        numbers = (getattr(self, name) for name in (*NUMBERS, "class_weights") if name != "seed")
         # Newcomers are drawn by seed: runs that hold clients out have federations of their own.
         return shape, self.data, *numbers, (self.holdout_clients, self.seed if self.holdout_clients else None)
 
     def prepare(self) -> tuple[Run, Simulation]:
         """This run with every default filled in, and its simulation; loads the data."""
         check(self, "the run")
+        if self.quarter_at and not self.rounds:
+            raise InputError(
+                f"--quarter-at {'-'.join(map(str, self.quarter_at))} is for a given number of rounds; give "
+                "--rounds too, or leave it out."
+            )
+        refuse_stand_ins(self.algorithm, self.data, self.model)
         check(self.algorithm, f"algorithm '{self.algorithm.name}'")
         if self.personalize or self.holdout_clients:
             self.refuse_to_offer()
         federation = self.parties()[0]
-        if self.personalize or self.holdout_clients or self.rechooses:
-            refuse_to_choose(federation)
         if self.rechooses:
             federation = federation.hold_out(0, Personalize.folds)
-        cohort = self.cohort or min(10, federation.clients)
+        cohort = self.cohort or min(MOST_COHORT, federation.clients)
         eval_clients = self.eval_clients or (federation.clients if federation.clients <= 10_000 else 1_000)
         if eval_clients > federation.clients:
             raise InputError(f"--eval-clients {eval_clients} is more than the {federation.clients} clients.")
         described = self.model.settled(federation.features, federation.shape)
+        metric_for(federation, self.metric)  # whether it fits
         model = described.build(federation.features, federation.classes)
-        eval_every = self.eval_every or max(1, self.rounds // 20)
+        if self.class_weights:
+            model = dataclasses.replace(model, class_weights=balanced_weights(federation))
         full = dataclasses.replace(
-            self, data=pinned(self.data), model=described, cohort=cohort, eval_every=eval_every,
-            eval_clients=eval_clients,
+            self, data=pinned(self.data), model=described, cohort=cohort, eval_clients=eval_clients,
         )  # fmt: skip
-        return full, Simulation(self.algorithm, model, federation, cohort=cohort, seed=self.seed)
+        if self.rounds:
+            full = full.lasting(self.rounds)
+        return full, Simulation(
+            self.algorithm, model, federation, cohort=cohort, seed=self.seed, quarter_at=self.quarter_at
+        )
+
+    def lasting(self, rounds: int) -> Run:
+        """This run with so many rounds."""
+        return dataclasses.replace(self, rounds=rounds, eval_every=self.eval_every or max(1, rounds // 20))
 
     @property
     def rechooses(self) -> bool:
@@ -166,24 +223,63 @@ class Run:
         federation = load(self.data)
         if self.holdout_clients is None:
             return federation, None
-        later = round(self.holdout_clients * federation.clients)
-        if not 0 < later < federation.clients:
+        later = self._later(federation)
+        if not 0 < len(later) < federation.clients:
             raise InputError(
-                f"--holdout-clients {self.holdout_clients} of {federation.clients} clients leaves "
-                f"{later} newcomers and {federation.clients - later} to train with; both must be there."
+                f"--holdout-clients {self.held_out}: of {federation.clients} clients that leaves "
+                f"{len(later)} newcomers and {federation.clients - len(later)} to train with; both must be "
+                "there."
             )
+        stay = np.setdiff1d(np.arange(federation.clients), later)
+        return federation.take(stay), federation.take(later)
+
+    def _later(self, federation: Federation) -> np.ndarray:
+        """The clients that come later, by their places in the federation."""
+        if isinstance(self.holdout_clients, tuple):
+            return named_clients(federation, self.holdout_clients)
+        later = round((self.holdout_clients or 0) * federation.clients)
         order = np.random.default_rng([self.seed, 2**33]).permutation(federation.clients)
-        return federation.take(np.sort(order[later:])), federation.take(np.sort(order[:later]))
+        return np.sort(order[:later])
+
+    @property
+    def held_out(self) -> str:
+        """The clients that come later, in words: `20 % of the clients`, or their names."""
+        later = self.holdout_clients
+        if isinstance(later, tuple):
+            return listed(later, quote=False)
+        return f"{100 * (later or 0):g} % of the clients"
 
 
-def refuse_to_choose(federation: Federation) -> None:
-    """Raises an error if clients cannot choose among models by their rows: if labels are numbers."""
-    if federation.classes == 0:
+def parse_held_out(text: str) -> float | tuple[str, ...]:
+    """A share of clients, or clients' names, joined by commas; a whole number is a name.
+
+    >>> parse_held_out("0.2"), parse_held_out("Dayton,Seattle"), parse_held_out("3")
+    (0.2, ('Dayton', 'Seattle'), ('3',))
+    """
+    return float(text) if is_number(text) and not text.strip().isdecimal() else parse_names(text)
+
+
+def named_clients(federation: Federation, names: Sequence[str]) -> np.ndarray:
+    """The places of clients with these names, in the order of the federation."""
+    known = {federation.name(i): i for i in range(federation.clients)}
+    for name in names:
+        if name not in known:
+            share = " A share of the clients must be above 0 and below 1." if is_number(name) else ""
+            raise InputError(f"--holdout-clients: {unknown('client', name, known)}{share}")
+    return np.sort([known[name] for name in set(names)])
+
+
+def balanced_weights(federation: Federation) -> tuple[float, ...]:
+    """Weights of the classes that make them count alike in the training rows of all clients: n / (C n_c) for
+    the n_c of n rows that have class c, of C classes that occur. Their mean over these rows is 1."""
+    if not federation.classes:
         raise InputError(
-            "The label is a quantity, and clients choose their models (--personalize, --holdout-clients, "
-            "--rechoose) by the probability of classes; leave that out, and see by 'pfedme compare pfedme "
-            "fedavg-ft alone' what suits them."
+            "--class-weights balanced is for classes, and the label is a quantity; leave it out."
         )
+    counts = federation.train_labels
+    there = counts > 0
+    weights = np.where(there, counts.sum() / (there.sum() * np.maximum(counts, 1)), 1.0)
+    return tuple(weights.tolist())
 
 
 def load(source: Source) -> Federation:
@@ -196,14 +292,14 @@ def _load(source: Source) -> Federation:
     return source.load()
 
 
-def _name_of(thing: Any, known: dict[str, Any]) -> str:
-    return next(name for name, cls in known.items() if type(thing) is cls)
+def _listed(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
 
 
 def _text(name: str, thing: Any) -> str:
     """`name:field=value,...` with the fields that are not at their defaults."""
     pairs = []
-    for field in dataclasses.fields(thing):
+    for field in () if isinstance(thing, OwnModel | StandIn) else dataclasses.fields(thing):
         value = getattr(thing, field.name)
         if value != field.default:
             shown = "-".join(map(str, value)) if isinstance(value, tuple) else value

@@ -1,8 +1,9 @@
 """Columns of a table, and how its rows become numbers.
 
 A number becomes (value − mean)/scale, a category one feature for each value that it takes, 1 where it takes
-it. Means, scales and categories come from what each client can tell about its training rows without showing
-one of them: how many there are, their sums, the sums of their squares, and the categories that occur.
+it, a date some numbers. Means, scales and categories come from what each client can tell about its training
+rows without showing one of them: how many there are, their sums, the sums of their squares, and the
+categories that occur.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 import polars as pl
 
 from pfedme.errors import InputError
+from pfedme.forms import PLAIN, Form
 
 Kind = Literal["number", "category"]
 Task = Literal["classification", "regression"]
@@ -41,6 +43,15 @@ class Column:
     near: float | None = None
     """Of a number, what it is counted from in double precision before single precision has to do, lest that
     lose what makes large numbers different; the mean if not given."""
+    of: str = ""
+    """The column of the table that it is made of, where that has another name: several are made of a date."""
+    form: Form = PLAIN
+    """How its texts are written, if they are numbers or dates."""
+
+    @property
+    def source(self) -> str:
+        """The column of the table that it is made of."""
+        return self.of or self.name
 
     @property
     def zero(self) -> float:
@@ -82,8 +93,12 @@ class Schema:
     label_mean: float = 0.0
     """Of a regression, whose y is (value − label_mean)/label_scale."""
     label_scale: float = 1.0
+    label_form: Form = PLAIN
+    """How the texts of a quantity are written."""
     impute: bool = False
     """Whether a missing number becomes the mean, and a missing category one of its own."""
+    na: tuple[str, ...] = ()
+    """Further words, or numbers, that count as missing values."""
 
     @property
     def features(self) -> int:
@@ -94,6 +109,11 @@ class Schema:
     def numbers(self) -> tuple[Column, ...]:
         """The columns that are numbers."""
         return tuple(column for column in self.columns if column.kind == "number")
+
+    @cached_property
+    def sources(self) -> tuple[str, ...]:
+        """The columns of a table that features are made of."""
+        return tuple(dict.fromkeys(column.source for column in self.columns))
 
     @cached_property
     def starts(self) -> dict[str, int]:
@@ -115,7 +135,9 @@ class Schema:
             values = {column.name: rows[:, k] for k, column in enumerate(self.numbers)}
         else:
             self.require(frame.columns, where)
-            values = {column.name: as_numbers(frame[column.name], place) for column in self.numbers}
+            if self.na:
+                frame = frame.select(blanked(name, frame.schema[name], self.na) for name in self.sources)
+            values = {c.name: as_numbers(frame[c.source], place, c.form) for c in self.numbers}
         out = np.zeros((len(frame), self.features), np.float32)
         with np.errstate(over="ignore", invalid="ignore"):
             for column in self.numbers:
@@ -151,7 +173,7 @@ class Schema:
             z, value = out[:, self.starts[column.name]], values[column.name]
             missing = np.isnan(value)
             if missing.any() and not self.impute:
-                raise place.missing(column.name, first(missing))
+                raise place.missing(column.source, first(missing))
             if (infinite := ~np.isfinite(z) & ~missing).any():
                 row = first(infinite)
                 raise InputError(
@@ -162,6 +184,8 @@ class Schema:
 
     def _flat(self, rows: np.ndarray, where: str) -> np.ndarray:
         """Rows or images as rows of numbers, once they are known to have all columns."""
+        if dates := [column.source for column in self.columns if column.form.date]:
+            raise InputError(f"The rows of {where} must be a frame, because '{dates[0]}' is a date.")
         width = int(np.prod(rows.shape[1:]))
         if width != self.features:
             raise InputError(f"The rows of {where} have {width} numbers, and should have {self.features}.")
@@ -169,7 +193,7 @@ class Schema:
 
     def require(self, names: Sequence[str], where: str) -> None:
         """Raises an error if a column of features is not among `names`."""
-        if lacking := [column.name for column in self.columns if column.name not in names]:
+        if lacking := [name for name in self.sources if name not in names]:
             raise InputError(
                 f"{where} has no column {listed(lacking)}; its columns are {listed(names, quote=False)}."
             )
@@ -205,12 +229,12 @@ class Schema:
         rows = np.flatnonzero(code >= 0)
         out[rows, self.starts[column.name] + code[rows]] = 1
 
-    def encode_label(self, series: pl.Series, where: str, *, first_row: int = 1) -> np.ndarray:
+    def encode_label(self, series: pl.Series, place: Place | str) -> np.ndarray:
         """The labels as classes 0, 1, ... (int32), or standardised numbers (float32)."""
-        place = Place(where, first_row)
+        place = Place(place) if isinstance(place, str) else place
         numeric = all(map(is_number, self.labels))
         if self.task == "regression" or (numeric and series.dtype.is_numeric()):
-            value = as_numbers(series, place)
+            value = as_numbers(series, place, self.label_form)
             unknown = np.isnan(value)
             if not unknown.any() and self.task == "regression":
                 return ((value - self.label_mean) / self.label_scale).astype(np.float32)
@@ -236,16 +260,20 @@ class Schema:
     def to_json(self) -> dict[str, Any]:
         """This schema as JSON values."""
         columns = [{**dataclasses.asdict(c), "categories": list(c.categories)} for c in self.columns]
-        return {**dataclasses.asdict(self), "columns": columns, "labels": list(self.labels)}
+        lists = {"columns": columns, "labels": list(self.labels), "na": list(self.na)}
+        return {**dataclasses.asdict(self), **lists}
 
     @classmethod
     def from_json(cls, document: Any) -> Schema:
         """The inverse of `to_json`."""
         try:
             columns = tuple(
-                Column(**{**c, "categories": tuple(c["categories"])}) for c in document["columns"]
+                Column(**{**c, "categories": tuple(c["categories"]), "form": Form(**c.get("form", {}))})
+                for c in document["columns"]
             )
-            return cls(**{**document, "columns": columns, "labels": tuple(document["labels"])})
+            lists = {"labels": tuple(document["labels"]), "na": tuple(document.get("na", ()))}
+            form = Form(**document.get("label_form", {}))
+            return cls(**{**document, **lists, "columns": columns, "label_form": form})
         except (KeyError, TypeError) as error:
             raise InputError(f"This is not the description of a table's columns: {error}.") from None
 
@@ -255,10 +283,13 @@ class Place(NamedTuple):
 
     where: str
     first_row: int = 1
+    numbers: np.ndarray | None = None
+    """The rows' own numbers, where some were left out."""
 
     def at(self, row: int) -> str:
         """`row 17 of patients.csv`, for a place among the rows."""
-        return f"row {self.first_row + row} of {self.where}"
+        number = self.first_row + row if self.numbers is None else self.numbers[row]
+        return f"row {number} of {self.where}"
 
     def missing(self, column: str, row: int) -> MissingValues:
         """The error for a value that is not there."""
@@ -334,30 +365,58 @@ def shortest(number: str) -> str:
     return str(int(value)) if value.is_integer() else repr(value)
 
 
-def as_numbers(series: pl.Series, place: Place) -> np.ndarray:
-    """The values as float64, NaN where one is missing."""
+def as_numbers(series: pl.Series, place: Place, form: Form = PLAIN) -> np.ndarray:
+    """The values as float64, read in a form, NaN where one is missing."""
     dtype = series.dtype
-    if dtype == pl.String:
-        text = series.str.strip_chars()
-        number = text.cast(pl.Float64, strict=False)
+    if form.date and dtype.is_temporal():
+        series = timeless(series)
+    if is_text(series.dtype):
+        number = form.read(series)
+        text = series.cast(pl.String).str.strip_chars()
         if (wrong := (number.is_null() & (text != "").fill_null(False)).to_numpy()).any():
             row = first(wrong)
+            what = "time" if form.date == "time" else "date" if form.date else "number"
             raise InputError(
-                f"Column '{series.name}' of {place.at(row)} is '{series[row]}', which is no number; correct "
+                f"Column '{series.name}' of {place.at(row)} is '{series[row]}', which is no {what}; correct "
                 "it, or leave it empty and train with --impute mean."
             )
-    elif dtype.is_numeric() or dtype == pl.Null:
+    elif dtype == pl.Null or (dtype.is_numeric() and not form.date):
         number = series.cast(pl.Float64)
     else:
+        wanted = "dates or times" if form.date else "numbers"
         raise InputError(
-            f"Column '{series.name}' of {place.where} holds {in_words(dtype)}, and should hold numbers."
+            f"Column '{series.name}' of {place.where} holds {in_words(dtype)}, and should hold {wanted}."
         )
     return number.to_numpy()
 
 
+def timeless(series: pl.Series) -> pl.Series:
+    """Dates and times as texts, without their time zone."""
+    if isinstance(series.dtype, pl.Datetime):
+        series = series.dt.replace_time_zone(None)
+    return series.cast(pl.String)
+
+
+def blanked(name: str, dtype: pl.DataType, words: Sequence[str]) -> pl.Expr:
+    """A column whose values are missing where they are one of some words, or numbers."""
+    column = pl.col(name)
+    if dtype.is_numeric():
+        gone = column.is_in([float(word) for word in words if is_number(word)])
+    elif is_text(dtype):
+        gone = column.cast(pl.String).str.strip_chars().is_in(list(words))
+    else:
+        return column
+    return pl.when(~gone.fill_null(False)).then(column).alias(name)
+
+
+def is_text(dtype: pl.DataType) -> bool:
+    """Whether a column of this type holds texts."""
+    return dtype == pl.String or isinstance(dtype, pl.Categorical | pl.Enum)
+
+
 def is_category(dtype: pl.DataType) -> bool:
     """Whether a column of this type holds categories."""
-    return dtype in (pl.String, pl.Boolean) or isinstance(dtype, pl.Categorical | pl.Enum)
+    return dtype == pl.Boolean or is_text(dtype)
 
 
 def in_words(dtype: pl.DataType) -> str:

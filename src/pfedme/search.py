@@ -19,6 +19,7 @@ from optuna.distributions import (
 
 from pfedme import __version__
 from pfedme.algorithms import Algorithm
+from pfedme.auto import pilot
 from pfedme.errors import InputError
 from pfedme.run import Run
 from pfedme.spec import build, field_types, to_json
@@ -30,8 +31,8 @@ How = Literal["tpe", "grid"]
 class Axis:
     """What may be tried of one hyperparameter: a range for TPE, and the values of the grid."""
 
-    range: FloatDistribution | IntDistribution
-    grid: tuple[float, ...]
+    range: FloatDistribution | IntDistribution | CategoricalDistribution
+    grid: tuple[float | str, ...]
     """A single value is no axis of the grid: the algorithm's own default stays."""
 
 
@@ -39,23 +40,36 @@ def _log(low: float, high: float) -> FloatDistribution:
     return FloatDistribution(low, high, log=True)
 
 
+def around(step: float) -> Axis:
+    """What is tried of a step size, around one that is stable.
+
+    >>> around(0.6)
+    Axis(range=FloatDistribution(high=1.8, log=True, low=0.02, step=None), grid=(0.06, 0.18, 0.6))
+    """
+    return Axis(
+        _log(_three_digits(step / 30), _three_digits(3 * step)),
+        tuple(_three_digits(share * step) for share in (0.1, 0.3, 1)),
+    )
+
+
+def _three_digits(value: float) -> float:
+    """A number that can be read and typed."""
+    return float(f"{value:.3g}")
+
+
 # R, K and F are part of a compiled program, so that each of their values is compiled once; hence few.
 AXES: dict[str, Axis] = {
     "lam": Axis(_log(0.1, 100), (5.0, 10.0, 15.0, 20.0, 30.0)),
-    "eta": Axis(_log(0.001, 0.3), (0.005, 0.01, 0.02, 0.05, 0.1)),
-    "alpha": Axis(_log(0.001, 0.3), (0.01, 0.05, 0.1)),
+    "eta": around(1.0),
+    "alpha": around(1.0),
     "beta": Axis(_log(0.5, 4), (1.0, 2.0)),
     "R": Axis(IntDistribution(10, 40, step=10), (20,)),
     "K": Axis(IntDistribution(3, 7, step=2), (3, 5, 7)),
     "F": Axis(IntDistribution(250, 1000, step=250), (250, 500, 1000)),
+    "aggregation": Axis(CategoricalDistribution(("uniform", "samples")), ("uniform", "samples")),
 }
-"""What is tried of an algorithm that has the field; the grid is in the spirit of the paper's settings."""
-
-OWN_AXES: dict[str, dict[str, Axis]] = {
-    "pfedme": {"eta": Axis(_log(0.001, 0.1), (0.005, 0.01, 0.02))},
-    "per-fedavg": {"eta": Axis(_log(0.0003, 0.1), (0.001, 0.002, 0.003, 0.01))},
-}
-"""Where an algorithm's steps are of another size than most."""
+"""What is tried of an algorithm that has the field; step sizes are in units of what is stable. The grid is in
+the spirit of the paper's settings."""
 
 
 def axes(algorithm: Algorithm) -> dict[str, Axis]:
@@ -63,12 +77,22 @@ def axes(algorithm: Algorithm) -> dict[str, Axis]:
 
     >>> from pfedme.algorithms import Alone, PFedMe
     >>> list(axes(PFedMe())), list(axes(PFedMe(nu=0.1))), list(axes(Alone()))
-    (['lam', 'eta', 'alpha', 'beta', 'R', 'K'], ['lam', 'eta', 'alpha', 'beta', 'R'], ['eta', 'R'])
+    (['lam', 'eta', 'alpha', 'beta', 'R', 'K', 'aggregation'],
+     ['lam', 'eta', 'alpha', 'beta', 'R', 'aggregation'], ['eta', 'R'])
     """
-    idle = set() if algorithm.has_global else {"beta"}  # no server, nothing to mix
+    idle = set() if algorithm.has_global else {"beta", "aggregation"}  # no server, nothing to mix
     idle |= {"K"} if to_json(algorithm).get("nu") else set()
-    known = AXES | OWN_AXES.get(algorithm.name, {})
-    return {k: axis for k, axis in known.items() if k in field_types(type(algorithm)) and k not in idle}
+    return {k: axis for k, axis in AXES.items() if k in field_types(type(algorithm)) and k not in idle}
+
+
+def _trained_enough(run: Run) -> tuple[Run, dict[str, float]]:
+    """The run with as many rounds as it takes to converge, if none are given; and its stable step sizes."""
+    _, simulation = run.prepare()
+    steps = {name: getattr(simulation.algorithm, name) for name in run.algorithm.steps}
+    if not run.rounds:
+        found = pilot(run.algorithm, simulation, budget=run.budget)
+        run = dataclasses.replace(run, rounds=found.rounds, quarter_at=found.quarter_at)
+    return run, steps
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -101,16 +125,19 @@ class Search:
             raise InputError("--rechoose chooses λ by the rows that a search judges by; leave it out.")
         known = axes(run.algorithm)
         free = {name: axis for name, axis in known.items() if name not in fixed}
-        space: dict[str, BaseDistribution] = (
-            {name: axis.range for name, axis in free.items()}
-            if how == "tpe"
-            else {name: CategoricalDistribution(a.grid) for name, a in free.items() if len(a.grid) > 1}
-        )
-        if not space:
+        if how == "grid":
+            free = {name: axis for name, axis in free.items() if len(axis.grid) > 1}
+        if not free:
             raise InputError(
                 f"There is nothing to search, because each of {', '.join(known)} is given or has one value; "
                 "leave an option out, or train with 'pfedme run'."
             )
+        run, stable = _trained_enough(run)
+        free |= {name: around(step) for name, step in stable.items() if name in free}
+        space: dict[str, BaseDistribution] = {
+            name: axis.range if how == "tpe" else CategoricalDistribution(axis.grid)
+            for name, axis in free.items()
+        }
         return cls(run=run, how=how, space=space)
 
     def to_json(self) -> dict[str, Any]:
@@ -128,8 +155,8 @@ class Search:
         }
 
     def settings(self, params: dict[str, Any]) -> dict[str, Any]:
-        """What a trial is carried out with: its numbers to three digits, that can be read and typed."""
-        return {k: float(f"{v:.3g}") if isinstance(v, float) else v for k, v in params.items()}
+        """What a trial is carried out with: its numbers to three digits."""
+        return {k: _three_digits(v) if isinstance(v, float) else v for k, v in params.items()}
 
     def run_with(self, settings: dict[str, Any]) -> Run:
         """The run with these settings."""

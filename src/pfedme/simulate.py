@@ -8,7 +8,7 @@ leave every client's computation as it was.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -25,6 +25,7 @@ from pfedme.federation import Federation, Part
 from pfedme.metrics import Blocks, Scores, Spread, score, summary
 from pfedme.models import Model, curvature
 from pfedme.problem import Order, Problem
+from pfedme.rowmetrics import ClassRows
 from pfedme.tree import Params
 
 T = TypeVar("T")
@@ -58,10 +59,18 @@ class Evaluation:
     """Empty if training rows were left out."""
     info: dict[str, np.ndarray]
 
-    def entry(self) -> dict[str, Any]:
-        """This evaluation as an entry of the record's history."""
-        entry: dict[str, Any] = {"round": self.round}
-        entry |= {kind: summary(self.test[kind], self.train.get(kind)) for kind in self.test}
+    def entry(
+        self, metric: str = "", *, full: bool = False, thresholds: Mapping[str, float] | None = None
+    ) -> dict[str, Any]:
+        """This evaluation as an entry of the record's history, judged by `metric`; `full` at the end.
+        `thresholds` has those of the models that have one."""
+        entry: dict[str, Any] = {"round": self.round} | ({"metric": metric} if metric else {})
+        entry |= {
+            kind: summary(
+                test, self.train.get(kind), metric=metric, full=full, threshold=(thresholds or {}).get(kind)
+            )
+            for kind, test in self.test.items()
+        }
         if "inner_residual" in self.info:
             entry["inner"] = {
                 "residual": float(self.info["inner_residual"].mean()),
@@ -69,6 +78,16 @@ class Evaluation:
                 "steps": float(self.info["inner_steps"].mean()),
             }
         return entry
+
+    def thresholds(self) -> dict[str, float]:
+        """Of two classes, the threshold of each model for the rarer one that is best on the rows of this
+        evaluation, which should be validation rows; nothing if rows were not kept."""
+        kept = {kind: test.rows for kind, test in self.test.items()}
+        return {
+            kind: rows.best_threshold()
+            for kind, rows in kept.items()
+            if isinstance(rows, ClassRows) and rows.classes == 2
+        }
 
     @property
     def finite(self) -> bool:
@@ -123,20 +142,37 @@ class Simulation:
 
     def __init__(
         self, algorithm: Algorithm, model: Model, federation: Federation, *, cohort: int, seed: int = 0,
-        key: jax.Array | None = None,
+        key: jax.Array | None = None, quarter_at: Sequence[int] = (),
     ) -> None:  # fmt: skip
-        """`key` is what mini-batches are drawn by, if not the seed."""
+        """`key` is what mini-batches are drawn by, if not the seed; step sizes that are not given come from
+        the curvature of the clients' losses; after the rounds `quarter_at` η is divided by four."""
         if not 1 <= cohort <= federation.clients:
             raise InputError(
                 f"A cohort of {cohort} cannot be drawn from {federation.clients} clients; "
                 f"choose --cohort between 1 and {federation.clients}."
             )
-        self.algorithm, self.model, self.federation = algorithm, model, federation
+        self.model, self.federation = model, federation
         self.seed, self.key = seed, jax.random.key(seed) if key is None else key
-        self.cohort = cohort if algorithm.has_global else federation.clients
-        self.store = Store.of(federation)
-        self.job = Job(algorithm, model, self.key)
-        self._by_id = np.argsort(federation.ids, kind="stable")
+        self.judged = Store.of(federation)
+        trained = federation.pooled() if algorithm.pools else federation
+        self.store = Store.of(trained) if algorithm.pools else self.judged
+        self.trained_clients = trained.clients
+        self.cohort = cohort if algorithm.has_global else trained.clients
+        self._by_id = np.argsort(trained.ids, kind="stable")
+        self.quarter_at = tuple(quarter_at)
+        self.algorithm = algorithm
+        if not all(getattr(algorithm, name) for name in algorithm.steps):
+            self.algorithm = algorithm.with_steps(self.smoothness())
+
+    def job(self, t: int) -> Job:
+        """What is the same in all rounds around t."""
+        quarters = sum(t >= at for at in self.quarter_at)
+        algorithm = self.algorithm.slower(0.25**quarters) if quarters else self.algorithm
+        return Job(algorithm, self.model, self.key)
+
+    def same_steps(self, t: int) -> int:
+        """How many rounds from round t on have the same step sizes."""
+        return min((at - t for at in self.quarter_at if at > t), default=MOST_ROUNDS)
 
     @property
     def at_once(self) -> int:
@@ -148,7 +184,7 @@ class Simulation:
         """Before the first round, with the first model or another."""
         w = first_model(self.model, self.seed) if w is None else w
         one = self.algorithm.init(w)
-        clients = jax.tree.map(lambda a: jnp.broadcast_to(a, (self.federation.clients, *a.shape)), one)
+        clients = jax.tree.map(lambda a: jnp.broadcast_to(a, (self.trained_clients, *a.shape)), one)
         return State(0, *everywhere((w, clients)))
 
     def cohort_of(self, t: int) -> np.ndarray:
@@ -164,34 +200,46 @@ class Simulation:
 
     def update(self, state: State, who: np.ndarray) -> Update:
         """What clients `who` make of round t and w, stacked: what a deployed client does for itself alone."""
-        update = _update(self.store, self.job, state, padded(who))
+        update = _update(self.store, self.job(state.t), state, padded(who))
         return jax.tree.map(lambda a: a[: len(who)], update)
 
     def answer(self, state: State, who: np.ndarray | None = None) -> tuple[Models, dict[str, np.ndarray]]:
         """The local and personal models of clients `who` (default: all) in answer to w, stacked."""
+        if self.algorithm.pools:  # no client has a model of its own
+            return Models(), {}
         who = np.arange(self.federation.clients) if who is None else np.asarray(who)
-        models, info = _answer(self.store, self.job, state, padded(who))
+        # With full steps, however late: they make personal models what they are.
+        job = Job(self.algorithm, self.model, self.key)
+        models, info = _answer(self.store, job, state, padded(who))
         models, info = jax.tree.map(lambda a: a[: len(who)], (models, info))
         return models, {k: np.asarray(v, np.float64) for k, v in info.items()}
 
     def evaluate(
-        self, state: State, who: np.ndarray | None = None, *, on: Part = "test", train: bool = True
+        self,
+        state: State,
+        who: np.ndarray | None = None,
+        *,
+        on: Part = "test",
+        train: bool = True,
+        rows: bool = False,
     ) -> tuple[Evaluation, Models]:
         """The scores of all models of clients `who` (default: all), and their local and personal models.
 
-        Without `train` only the rows to judge `on` are looked at, which is quicker.
+        Without `train` only the rows to judge `on` are looked at, which is quicker. With `rows` each of those
+        is kept, for the metrics that need more than sums.
         """
         f = self.federation
         who = np.arange(f.clients) if who is None else np.asarray(who)
         models, info = self.answer(state, who)
-        kinds = {"global": state.w if self.algorithm.has_global else None, **models._asdict()}
+        kinds = {"global": self.shared(state), **models._asdict()}
         parts: tuple[Part, ...] = (on, "train") if train else (on,)
         scores: dict[Part, dict[str, Scores]] = {}
         for part in parts:
             blocks = Blocks.cut(*(a[who] for a in f.rows(part)))
             spread = Spread.of(f.y, blocks, len(who), f.label_unit) if self.model.classes == 0 else None
+            keep, store = f.positive if rows and part == on else None, self.judged
             scores[part] = {
-                kind: score(self.model, theta, self.store.x, self.store.y, blocks, len(who), spread)
+                kind: score(self.model, theta, store.x, store.y, blocks, len(who), spread, keep)
                 for kind, theta in kinds.items()
                 if theta is not None
             }
@@ -204,10 +252,17 @@ class Simulation:
         rng = np.random.default_rng([self.seed, 2**32])
         return np.sort(rng.choice(self.federation.clients, clients, replace=False))
 
-    def smoothness(self, rows: int = 256, most: int = 32) -> float:
-        """An estimate of L: the largest curvature of (at most `most`) clients' losses at the first w."""
-        who = np.linspace(0, self.federation.clients - 1, min(most, self.federation.clients)).astype(int)
-        return float(_smoothness(self.model, self.store, self.key, self.start().w, who, rows))
+    def shared(self, state: State) -> Params | None:
+        """The global model, if there is one."""
+        return self.algorithm.shared(state.w, state.clients)
+
+    def smoothness(self, batches: int = 32) -> float:
+        """An estimate of L: the largest curvature, at the first w, of clients' losses on so many mini-batches
+        of the size that the algorithm takes; of 256 rows where it takes all."""
+        who = self._by_id[np.linspace(0, self.trained_clients - 1, batches).astype(int)]
+        first, B = first_model(self.model, self.seed), self.algorithm.B
+        first = first.map(lambda leaf: leaf.astype(self.store.x.dtype))
+        return float(_smoothness(self.model, self.store, self.key, first, who, B or 256))
 
 
 def first_model(model: Model, seed: int) -> Params:
@@ -229,7 +284,8 @@ def advance(
     They share the federation and the size of the cohort, and differ in seeds and in floats such as λ alone.
     A run's result depends on how many there are by rounding, and on which they are not at all.
     """
-    rounds = min(rounds, MOST_ROUNDS)
+    steady = (sim.same_steps(state.t) for sim, state in zip(simulations, states, strict=True))
+    rounds = min(rounds, MOST_ROUNDS, *steady)
     if rounds == 0:
         return [(state, True) for state in states]
     drawn = [
@@ -240,7 +296,7 @@ def advance(
     cohort = simulations[0].cohort
     run = np.repeat(np.arange(len(drawn)), cohort)
     who = np.stack([padded(members) for members in np.resize(who, (MOST_ROUNDS, len(run)))])
-    jobs = tuple(simulation.job for simulation in simulations)
+    jobs = tuple(sim.job(state.t) for sim, state in zip(simulations, states, strict=True))
     done, finite, after = _advance(
         simulations[0].store, jobs, tuple(states), padded(run), who.astype(np.int32), rounds, cohort=cohort
     )
@@ -343,4 +399,8 @@ def _each(
 def _smoothness(
     model: Model, store: Store, key: jax.Array, w: Params, who: jax.Array, rows: int
 ) -> jax.Array:
-    return jnp.max(lax.map(lambda i: curvature(store.problem(model, i).sample(key, rows), w), who))
+    def of_batch(batch: tuple[jax.Array, jax.Array]) -> jax.Array:
+        i, k = batch
+        return curvature(store.problem(model, i).sample(jax.random.fold_in(key, k), rows), w)
+
+    return jnp.max(lax.map(of_batch, (who, jnp.arange(len(who)))))

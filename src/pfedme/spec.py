@@ -92,12 +92,21 @@ def check(thing: T, owner: str) -> T:
     return thing
 
 
+def parse_names(text: str) -> tuple[str, ...]:
+    """Names that are joined by commas; one with a comma in it has quotation marks around it.
+
+    >>> parse_names('age, "height, in cm"')
+    ('age', 'height, in cm')
+    """
+    return tuple(name.strip() for line in csv.reader([text], skipinitialspace=True) for name in line)
+
+
 def to_json(thing: Any) -> dict[str, Any]:
     """The fields of `thing` as JSON values; `build` is its inverse."""
     return {
         f.name: list(v) if isinstance(v := getattr(thing, f.name), tuple) else v
         for f in dataclasses.fields(thing)
-        if f.init
+        if _is_recorded(f)
     }
 
 
@@ -105,7 +114,12 @@ def to_json(thing: Any) -> dict[str, Any]:
 def field_types(cls: type) -> dict[str, Any]:
     """The type of each field of a dataclass, bounds included."""
     hints = typing.get_type_hints(cls, include_extras=True)
-    return {f.name: hints[f.name] for f in dataclasses.fields(cls) if f.init}
+    return {f.name: hints[f.name] for f in dataclasses.fields(cls) if _is_recorded(f)}
+
+
+def _is_recorded(field: dataclasses.Field[Any]) -> bool:
+    """Whether a field is an option, and not something that only exists in memory."""
+    return field.init and field.metadata.get("recorded", True)
 
 
 @cache
@@ -134,11 +148,38 @@ def field_docs(cls: type) -> dict[str, str]:
     return docs
 
 
-def _unwrap(kind: Any) -> tuple[Any, Bound | None, bool]:
-    """A field's plain type, its bound, and whether None is allowed."""
+def choices(kind: Any) -> tuple[str, ...]:
+    """The names that a field of this type can hold, if it is one of a few.
+
+    >>> choices(Literal["uniform", "samples"] | None), choices(Count)
+    (('uniform', 'samples'), ())
+    """
+    plain, _, _ = _unwrap(kind)
+    return tuple(map(str, typing.get_args(plain))) if typing.get_origin(plain) is Literal else ()
+
+
+def metavar(kind: Any) -> str:
+    """What stands for a field's value in help: its choices, or what kind of value it is.
+
+    >>> metavar(Literal["uniform", "samples"]), metavar(Count), metavar(Positive | None), metavar(str)
+    ('{uniform,samples}', 'N', 'X', 'TEXT')
+    """
+    plain, _, _ = _unwrap(kind)
+    if names := choices(kind):
+        return f"{{{','.join(names)}}}" if len(names) < 4 else "NAME"
+    if typing.get_origin(plain) is tuple:
+        return "NAME,..." if typing.get_args(plain)[0] is str else "N-..."
+    return {int: "N", float: "X", str: "TEXT", bool: "{true,false}"}.get(plain, "VALUE")
+
+
+def _unwrap(kind: Any, value: Any = None) -> tuple[Any, Bound | None, bool]:
+    """A field's plain type, its bound, and whether None is allowed; of several types the one of `value`, a
+    tuple or something else."""
     bound, optional = None, False
     if typing.get_origin(kind) in (typing.Union, types.UnionType):
-        kind = next(k for k in typing.get_args(kind) if k is not types.NoneType)
+        several = [k for k in typing.get_args(kind) if k is not types.NoneType]
+        alike = [k for k in several if (typing.get_origin(k) is tuple) == isinstance(value, tuple | list)]
+        kind = (alike or several)[0]
         optional = True
     if typing.get_origin(kind) is Annotated:
         kind, *notes = typing.get_args(kind)
@@ -147,7 +188,7 @@ def _unwrap(kind: Any) -> tuple[Any, Bound | None, bool]:
 
 
 def _convert(value: Any, kind: Any, name: str, owner: str) -> Any:
-    plain, _, optional = _unwrap(kind)
+    plain, _, optional = _unwrap(kind, value)
     if value is None or (optional and value == "none"):
         return None
     origin = typing.get_origin(plain)
@@ -156,7 +197,7 @@ def _convert(value: Any, kind: Any, name: str, owner: str) -> Any:
             if not isinstance(value, str):
                 return tuple(value)
             if typing.get_args(plain)[0] is str:
-                return tuple(name.strip() for line in csv.reader([value]) for name in line)
+                return parse_names(value)
             parts = value.split("-") if value else []
             if not all(part.isdecimal() for part in parts):
                 raise ValueError
@@ -175,7 +216,7 @@ def _convert(value: Any, kind: Any, name: str, owner: str) -> Any:
 
 
 def _check(value: Any, kind: Any, name: str, owner: str) -> None:
-    plain, bound, optional = _unwrap(kind)
+    plain, bound, optional = _unwrap(kind, value)
     if value is None and optional:
         return
     origin = typing.get_origin(plain)

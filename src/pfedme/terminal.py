@@ -5,20 +5,21 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from pfedme.livebar import Live
 from pfedme.report import tables, trials
-from pfedme.report.measure import R2, measure_of
+from pfedme.report.measure import ACCURACY, R2, Measure, measure_of
 from pfedme.schema import is_number
 
 if TYPE_CHECKING:
@@ -26,83 +27,68 @@ if TYPE_CHECKING:
     from pfedme.execute import Progress as Step
     from pfedme.experiments.finding import Finding
     from pfedme.experiments.gain import Row
+    from pfedme.experiments.verdicts import Summary
     from pfedme.federation import Federation
     from pfedme.offer import Level
     from pfedme.personalize import Personalized
     from pfedme.tune import Step as SearchStep
     from pfedme.tune import Tuning
+    from pfedme.verdict import Verdict
 
 
 PATIENCE_S = 2.0
 """Seconds without a word."""
+MOST_NOTES = 8
+"""Notes on a table that are printed after a run."""
 LINE_EVERY_S = 2.0
 """Seconds between two lines where there is no terminal."""
 
 
-class Live:
-    """Something that is on the screen as long as a block lasts, if there is a terminal."""
-
-    live: Progress | None = None
-
-    def __enter__(self) -> Self:
-        if self.live:
-            self.live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.live:
-            self.live.stop()
-
-
 class Bar(Live):
-    """Progress over all rounds of one or several runs, on standard error."""
+    """Progress over all rounds of one or several runs, on standard error; `total` is None if they train until
+    they have converged."""
 
-    def __init__(self, total: int) -> None:
-        self.total, self.latest = total, ""
+    def __init__(self, total: int | None) -> None:
+        super().__init__("", total, Console(stderr=True))
+        self.total, self.entry = total, {}
         self.rounds: dict[int, int] = {}  # of each run, now
         self.before: dict[int, int] = {}  # and when it was first heard of, as when it is resumed
-        self.began = self.said = time.monotonic()
-        if sys.stderr.isatty():
-            self.live = Progress(
-                TextColumn("{task.fields[name]:<12}"), BarColumn(), MofNCompleteColumn(),
-                TextColumn("{task.fields[latest]}"), TextColumn("time left"), TimeRemainingColumn(),
-                console=Console(stderr=True), transient=True,
-            )  # fmt: skip
-            self.task = self.live.add_task("", total=total, name="", latest="")
+        self.said = time.monotonic()
 
     def __call__(self, name: str, place: int, step: Step) -> None:
         """Shows that run number `place`, called `name`, has come to `step`."""
+        if step.pilot:
+            self.show(f"{name:<8}", step.round, None, ["finding out how long to train"])
+            if not self.live and time.monotonic() - self.said >= LINE_EVERY_S:
+                self.said = time.monotonic()
+                print(
+                    f"{name}: finding out how long to train, round {step.round}", file=sys.stderr, flush=True
+                )
+            return
         self.rounds[place] = step.round
         self.before.setdefault(place, step.round)
         done = sum(self.rounds.values())
-        new = done - sum(self.before.values())
         if step.entry:
-            self.latest = accuracies(step.entry)
-        if self.live:
-            self.live.update(self.task, completed=done, name=name, latest=self.latest)
-        elif step.entry and (step.round in (0, step.rounds) or time.monotonic() - self.said >= LINE_EVERY_S):
+            self.entry = step.entry
+        found = [accuracies(self.entry, kinds) for kinds in (tables.KINDS, ("global", "personal"))]
+        found += [accuracies(self.entry, (kind,)) for kind in reversed(tables.KINDS)]
+        total = self.total or (step.rounds if len(self.rounds) == 1 else None)
+        left = self.show(f"{name:<8}", done, total, list(filter(None, found)), sum(self.before.values()))
+        ended = step.round in (0, step.rounds)
+        if not self.live and step.entry and (ended or time.monotonic() - self.said >= LINE_EVERY_S):
             self.said = time.monotonic()
-            spent = self.said - self.began
-            left = ""
-            if new > 0 and done < self.total:
-                left = f", {spent / new * (self.total - done):.0f} s left"
-            print(
-                f"{name} round {step.round}/{step.rounds}: {self.latest}{left}", file=sys.stderr, flush=True
-            )
+            of_all = f"/{step.rounds}" if step.rounds else ""
+            after = f", {left}" if left else ""
+            print(f"{name} round {step.round}{of_all}: {found[0]}{after}", file=sys.stderr, flush=True)
 
 
 class SearchBar(Live):
-    """Progress over the trials of a search, with the best accuracy so far, on standard error."""
+    """Progress over the trials of a search, with the best score so far, on standard error."""
 
     def __init__(self) -> None:
-        self.began = self.said = time.monotonic()
+        super().__init__("trials", None, Console(stderr=True))
+        self.said = time.monotonic()
         self.before: int | None = None  # trials that had finished when the search was taken up again
-        if sys.stderr.isatty():
-            self.live = Progress(
-                TextColumn("trials"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[best]}"),
-                TextColumn("time left"), TimeRemainingColumn(), console=Console(stderr=True), transient=True,
-            )  # fmt: skip
-            self.task = self.live.add_task("", total=None, best="")
 
     def __call__(self, step: SearchStep) -> None:
         """Shows how far the search has come."""
@@ -113,14 +99,10 @@ class SearchBar(Live):
         done = step.finished + step.round / step.rounds
         if self.before is None:
             self.before = step.finished
-        if self.live:
-            self.live.update(self.task, completed=done, total=step.trials, best=best)
-        elif time.monotonic() - self.said >= LINE_EVERY_S:
+        left = self.show("trials", done, step.trials, [best], self.before)
+        if not self.live and time.monotonic() - self.said >= LINE_EVERY_S:
             self.said = time.monotonic()
-            said = [f"trial {step.finished + 1}/{step.trials} round {step.round}/{step.rounds}", best]
-            if step.finished > self.before:
-                pace = (self.said - self.began) / (done - self.before)
-                said.append(f"{pace * (step.trials - done):.0f} s left")
+            said = [f"trial {step.finished + 1}/{step.trials} round {step.round}/{step.rounds}", best, left]
             print(", ".join(filter(None, said)), file=sys.stderr, flush=True)
 
 
@@ -129,11 +111,9 @@ def print_tuning(tuning: Tuning, out: Path) -> None:
     run = tuning.search.run
     data = tables.data_name(run.to_json()["data"])
     title = f"{run.algorithm.name} on {data}: the best trials, judged on validation rows"
-    table = _table(title, trials.header(tuning))
-    for trial in tuning.best[:5]:
-        table.add_row(*trials.row(trial, tuning))
     console = _console()
-    console.print(table)
+    best = [trials.row(trial, tuning) for trial in tuning.best[:5]]
+    print_table(console, title, trials.header(tuning), best, spare=("state", "rounds", "trial"))
     console.print(trials.counts(tuning), highlight=False)
     if tuning.mattered:
         console.print(trials.what_mattered(tuning), highlight=False)
@@ -148,18 +128,12 @@ class Steps(Live):
     """Progress over a few long steps, on standard error."""
 
     def __init__(self) -> None:
-        if sys.stderr.isatty():
-            self.live = Progress(
-                TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("time left"),
-                TimeRemainingColumn(), console=Console(stderr=True), transient=True,
-            )  # fmt: skip
-            self.task = self.live.add_task("", total=1)
+        super().__init__("", 1, Console(stderr=True))
 
     def __call__(self, what: str, done: int, total: int) -> None:
         """Shows that `done` of `total` steps are done and that `what` comes next."""
-        if self.live:
-            self.live.update(self.task, description=what, completed=done, total=total)
-        elif done < total:
+        self.show(what, done, total)
+        if not self.live and done < total:
             print(f"{what}: step {done + 1} of {total}", file=sys.stderr, flush=True)
 
 
@@ -167,17 +141,13 @@ class Rounds(Live):
     """Progress over the rounds of a deployed run, and what is said of it, on standard error."""
 
     def __init__(self, total: int) -> None:
-        if sys.stderr.isatty():
-            self.live = Progress(
-                TextColumn("rounds"), BarColumn(), MofNCompleteColumn(), TextColumn("time left"),
-                TimeRemainingColumn(), console=Console(stderr=True), transient=True,
-            )  # fmt: skip
-            self.task = self.live.add_task("", total=total)
+        super().__init__("rounds", total, Console(stderr=True))
+        self.total = total
 
     def __call__(self, line: str, done: int | None) -> None:
         """Shows a line, and how many rounds are done if it says so; where there is a bar, the bar says it."""
         if self.live and done is not None:
-            self.live.update(self.task, completed=done)
+            self.show("rounds", done, self.total)
         elif self.live:
             self.live.console.print(escape(line), highlight=False, soft_wrap=True)
         else:
@@ -207,16 +177,19 @@ def print_offer(found: Personalized, federation: Federation, out: Path) -> None:
     from pfedme.offer import names, summary
 
     labels = {"given": "pfedme (given λ)", "own-lambda": "own λ, joined"}
-    table = _table(
-        f"{found.clients} clients: test accuracy of a model for each",
-        ["model", "over all rows %", "client mean %", "worst tenth %", "harmed %"],
-    )
+    rows = []
+    what = found.measure
     for name in names(found):
         s = summary(found, found.of(name))
-        values = [s[k] for k in ("accuracy", "mean", "worst_decile", "harmed")]
-        table.add_row(labels.get(name, name), *(_percent(v) for v in values))
+        values = [what.text(what.scale * s[k]) for k in (what.key, "mean", "worst_decile")]
+        rows.append([labels.get(name, name), *values, _percent(s["harmed"])])
     console = _console()
-    console.print(table)
+    heads = [f"{head} {what.sign}" for head in ("over all rows", "client mean", "worst tenth")]
+    print_table(
+        console, f"{found.clients} clients: test {what.name} of a model for each",
+        ["model", *heads, "harmed %"], rows,
+    )  # fmt: skip
+    print_verdict(found.verdict(), console)
     for sentence in tables.offer_sentences(found):
         console.print(sentence, highlight=False)
     console.print(
@@ -226,31 +199,52 @@ def print_offer(found: Personalized, federation: Federation, out: Path) -> None:
     )  # fmt: skip
 
 
+def print_verdict(verdict: Verdict | None, console: Console) -> None:
+    """Whether joining pays, in colour where there is a terminal."""
+    if verdict:
+        style = {"yes": "bold green", "no": "bold red", "cannot tell": "bold yellow"}[verdict.verdict]
+        console.print(verdict.sentence, style=style, highlight=False)
+
+
 def print_gain(rows: Sequence[Row], out: Path) -> None:
     """What joining is worth on each federation."""
     methods = ("alone", "global", "fine-tuned", "pfedme", "recommended")
-    table = _table("client mean of test accuracy", ["federation", *(f"{m} %" for m in methods), "harmed %"])
-    for row in rows:
-        values = [f"{row.mean[m]:.2f}" for m in methods]
-        table.add_row(row.setting.name, *values, f"{row.harmed:.1f}")
+    header = ["federation", *(f"{m} %" for m in methods), "harmed %"]
+    cells = [
+        [row.setting.name, *(f"{row.mean[m]:.2f}" for m in methods), f"{row.harmed:.1f}"] for row in rows
+    ]
     console = _console()
-    console.print(table)
+    print_table(console, "client mean of test accuracy", header, cells)
     console.print(f"What it means: {out}/gain.md   Table: {out}/results/gain.csv", soft_wrap=True)
+
+
+def print_verdicts(found: Sequence[Summary], out: Path) -> None:
+    """How often the verdict was given, and was false, on each kind of federation."""
+    header = ["federation", "true gain", "yes", "no", "false", "interval holds the truth", "of"]
+    rows = [
+        [s.setting.name, f"{s.gain:+.2f}", *map(str, (s.yes, s.no, s.false, s.covered, s.repetitions))]
+        for s in found
+    ]
+    console = _console()
+    print_table(console, "verdicts on federations whose truth is known", header, rows)
+    console.print(f"What it means: {out}/results/verdict.md   All: {out}/results/verdict.csv", soft_wrap=True)
 
 
 def print_newcomers(levels: Sequence[Level], out: Path) -> None:
     """How newcomers fare by the number of their rows."""
-    methods = list(levels[0].methods)
-    table = _table(
-        "newcomers: client mean of test accuracy, by their training rows",
-        ["rows", "clients", *(f"{'pfedme (given λ)' if m == 'given' else m} %" for m in methods)],
-    )
-    for level in levels:
-        table.add_row(
-            str(level.rows), str(level.clients), *(_percent(level.methods[m]["mean"]) for m in methods)
-        )
+    methods, what = list(levels[0].methods), levels[0].measure
+    names = ["pfedme (given λ)" if m == "given" else m for m in methods]
+    header = ["rows", "clients", *(f"{name} {what.sign}" for name in names)]
+    rows = [
+        [str(level.rows), str(level.clients),
+         *(what.text(what.scale * level.methods[m]["mean"]) for m in methods)]
+        for level in levels
+    ]  # fmt: skip
     console = _console()
-    console.print(table)
+    print_table(
+        console, f"newcomers: client mean of test {what.name}, by their training rows", header, rows,
+        spare=(f"own-lambda {what.sign}", "clients", f"fine-tuned {what.sign}"),
+    )  # fmt: skip
     console.print(tables.newcomer_sentence(levels), highlight=False)
     console.print(f"Results: {out}/newcomers.csv, {out}/newcomers.png", soft_wrap=True, highlight=False)
 
@@ -268,12 +262,12 @@ def print_findings(findings: Sequence[Finding], out: Path) -> None:
     console.print(f"Results in {out / 'results'}" + (f", every number in {page}." if page.exists() else "."))
 
 
-def accuracies(entry: dict[str, Any]) -> str:
+def accuracies(entry: dict[str, Any], kinds: Sequence[str] = tables.KINDS) -> str:
     """`global 78.65 %  personal 83.20 %`, or `global R² 0.7865  personal R² 0.8320`."""
     what = measure_of(entry)
     shown = [
         f"{kind} {what.pattern.format(what.text(value))}"
-        for kind in tables.KINDS
+        for kind in kinds
         if kind in entry and (value := what.of(entry[kind])) is not None
     ]
     return "  ".join(shown)
@@ -285,30 +279,21 @@ def print_run(record: dict[str, Any], out: Path, federation: Federation | None) 
     algorithm, model = config["algorithm"]["name"], config["model"]["name"]
     data = tables.data_name(config["data"])
     what = measure_of(final)
-    over_clients = (f"{title} {what.sign}" for title in ("client mean", "worst tenth", "worst"))
-    rmse = ["RMSE"] if what is R2 else []
-    table = _table(
-        f"{algorithm} on {data} with {model}, after {final['round']} rounds",
-        ["model", what.title, *rmse, "loss", "train loss", *over_clients],
-    )
-    for kind in tables.KINDS:
-        if kind not in final:
-            continue
-        entry = final[kind]
-        own = entry["clients"] or {}
-        numbers = [what.scale * own[k] if own else None for k in ("mean", "worst_decile", "min")]
-        error = [_measured(entry["rmse"]) for _ in rmse]
-        table.add_row(
-            kind, what.text(what.of(entry)), *error, _number(entry["loss"]), _number(entry["train_loss"]),
-            *(what.text(v) for v in numbers),
-        )  # fmt: skip
+    rows, header, spare = run_table(final, what)
     console = _console()
-    console.print(table)
+    if why := record.get("metric", {}).get("why"):
+        console.print(why, highlight=False)
+    title = f"{algorithm} on {data} with {model}, after {final['round']} rounds"
+    print_table(console, title, header, rows, spare)
+    if any("±" in cell for row in rows for cell in row):
+        console.print("± is the half-width of a 95 % interval: over test rows, and over clients.")
     if inner := final.get("inner"):
         console.print(
             f"Inner problem: {inner['steps']:.3g} steps to ‖∇h‖² = {inner['residual']:.2g} on average over "
             f"clients, {inner['residual_max']:.2g} at most."
         )
+    for sentence in record.get("auto", {}).get("sentences", ()):
+        console.print(sentence, highlight=False)
     console.print(
         f"Time: {timing['train_s']:.1f} s training, {timing['eval_s']:.1f} s evaluation, "
         f"{timing['compile_s']:.1f} s compilation."
@@ -334,23 +319,75 @@ def print_run(record: dict[str, Any], out: Path, federation: Federation | None) 
     console.print(f"Report: {out}/report.html", soft_wrap=True, highlight=False)
 
 
+def run_table(final: dict[str, Any], what: Measure) -> tuple[list[list[str]], list[str], list[str]]:
+    """The models of a run: rows, header, and the columns that can be spared on a narrow terminal."""
+    rmse = ["RMSE"] if what is R2 else []
+    accuracy = ["accuracy %"] if what.task == "classification" and what is not ACCURACY else []
+    means = [f"{title} {what.sign}" for title in ("client mean", "worst tenth", "worst")]
+    header = ["model", what.title, *accuracy, *rmse, "loss", "train loss", *means]
+    rows = []
+    for kind in (*tables.KINDS, "baseline"):
+        if kind not in final:
+            continue
+        entry = final[kind]
+        own = [what.of_clients(entry, k) for k in ("mean", "worst_decile", "worst")]
+        half = entry.get("half_width", {}).get(what.key)
+        over_clients = (entry.get("by_client", {}).get(what.key) or {}).get("half_width")
+        rows.append([
+            tables.baseline_name(final) if kind == "baseline" else kind,
+            _with_half(what, what.of(entry), half),
+            *(ACCURACY.text(ACCURACY.of(entry)) for _ in accuracy),
+            *(_measured(entry["rmse"]) for _ in rmse),
+            _number(entry["loss"]),
+            _number(entry["train_loss"]),
+            _with_half(what, own[0], over_clients),
+            *map(what.text, own[1:]),
+        ])  # fmt: skip
+    return rows, header, ["train loss", means[2], "loss", means[1], *rmse, means[0]]
+
+
+def _with_half(what: Measure, value: float | None, half: float | None) -> str:
+    """`83.21 ± 0.40`, from a number as it is shown and a half-width as it is recorded."""
+    if value is None or half is None:
+        return what.text(value)
+    return f"{what.text(value)} ± {what.text(what.scale * half)}"
+
+
 def print_comparison(comparison: Comparison, out: Path) -> None:
     """The results of several runs, and what they say."""
     finals = comparison.finals
-    first = next(iter(comparison.records.values()))[0]["config"]
+    first = next(iter(comparison.records.values()))[0]
     seeds = max(map(len, finals.values()))
-    spread = f", mean ± standard deviation of {seeds} seeds" if seeds > 1 else ""
-    where = f"{tables.data_name(first['data'])}, {first['model']['name']}, {first['rounds']} rounds"
-    title = f"{where}: test {tables.measure(finals).name} over all clients' rows{spread}"
-    table = _table(title, tables.header(finals))
-    for row in tables.rows(finals):
-        table.add_row(*row)
+    config = first["config"]
+    where = f"{tables.data_name(config['data'])}, {config['model']['name']}, {_rounds(comparison)}"
+    title = f"{where}: test {tables.measure(finals).name} over all clients' rows"
+    title += f", mean of {seeds} seeds" if seeds > 1 else ""
+    best = comparison.best(out)
     console = _console()
-    console.print(table)
-    for sentence in tables.sentences(finals):
+    if why := first.get("metric", {}).get("why"):
+        console.print(why, highlight=False)
+    header = tables.header(finals)
+    print_table(console, title, header, tables.rows(finals, best), spare=[header[4], header[2]])
+    if seeds > 1:
+        console.print("± is the half-width of a 95 % interval over seeds.")
+    if best:
+        console.print("* is better than all others of its column beyond noise, paired over clients.")
+    for name, records in comparison.records.items():
+        auto = [record["auto"] for record in records if record.get("auto", {}).get("improving")]
+        if auto:
+            console.print(f"{name}: {auto[0]['sentences'][-1]}", highlight=False)
+    print_verdict(comparison.verdict, console)
+    for sentence in tables.sentences(finals, comparison.verdict):
         console.print(sentence, highlight=False)
     console.print(f"Figure: {out}/compare.png   Table: {out}/compare.csv   Runs: {out}/", soft_wrap=True)
     console.print(f"Report: {out}/report.html", soft_wrap=True, highlight=False)
+
+
+def _rounds(comparison: Comparison) -> str:
+    """`100 rounds`, or `47 to 191 rounds`."""
+    rounds = [record["config"]["rounds"] for records in comparison.records.values() for record in records]
+    low, high = min(rounds), max(rounds)
+    return f"{low} rounds" if low == high else f"{low} to {high} rounds"
 
 
 def print_description(name: str, description: dict[str, Any], federation: Federation) -> None:
@@ -370,19 +407,25 @@ def print_description(name: str, description: dict[str, Any], federation: Federa
     if d["note"]:
         lines.append(("rows are", d["note"]))
     lines += words.about_clients(d)
-    table = _table(name, ["", ""])
-    table.show_header = False
-    for line in lines:
-        table.add_row(*line)
+    table = _table(name, ["", ""], lines)
+    table.show_header, table.columns[-1].no_wrap = False, False
     console.print(table)
     for title, header, rows in words.tables(d, federation):
-        listing = _table(title, [escape(name) for name in header])
-        listing.columns[-1].justify, listing.columns[-1].no_wrap = "left", False
-        for row in rows:
-            listing.add_row(*(escape(cell) for cell in row))
-        console.print(listing)
+        safe = [[escape(cell) for cell in row] for row in rows]
+        print_table(console, title, [escape(name) for name in header], safe, header[3:-1], wrap_last=True)
     for warning in d["warnings"]:
-        console.print(f"Note: {warning}", highlight=False)
+        console.print(f"Note: {warning}", highlight=False, markup=False)
+
+
+def print_notes(notes: Sequence[str]) -> None:
+    """The first notes on how a table was read and what looks wrong in it."""
+    console = _console()
+    for note in notes[:MOST_NOTES]:
+        console.print(f"Note: {note}", highlight=False, markup=False, soft_wrap=True)
+    if len(notes) > MOST_NOTES:
+        console.print(
+            f"And {len(notes) - MOST_NOTES} more notes: see 'pfedme data describe'.", soft_wrap=True
+        )
 
 
 def _about_labels(d: dict[str, Any]) -> list[tuple[str, str]]:
@@ -403,10 +446,54 @@ def _console() -> Console:
     return Console() if sys.stdout.isatty() else Console(width=120)
 
 
-def _table(title: str, header: list[str]) -> Table:
+def print_table(
+    console: Console,
+    title: str,
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    spare: Sequence[str] = (),
+    *,
+    wrap_last: bool = False,
+) -> None:
+    """Prints a table that fits: heads are broken first, and then the columns `spare`, and others from the
+    right, are left out. No number is ever cut. The last column of a listing may take several lines."""
+    header, kept = list(header), list(range(len(header)))
+    order = [header.index(name) for name in spare if name in header]
+    order += [k for k in range(len(header) - 1, 1, -1) if k not in order]
+    wide = console.options.update(max_width=10_000)
+
+    def made(broken: bool) -> Table:
+        heads = [textwrap.fill(header[k], 9, break_long_words=False) if broken else header[k] for k in kept]
+        table = _table(title, heads, [[row[k] for k in kept] for row in rows])
+        if wrap_last:
+            table.columns[-1].justify, table.columns[-1].no_wrap = "left", False
+        return table
+
+    def fits(table: Table) -> bool:
+        size = console.measure(table, options=wide)
+        return (size.minimum if wrap_last else size.maximum) <= console.width
+
+    table = made(broken=False)
+    if not fits(table):
+        table = made(broken=True)
+    for k in order:
+        if fits(table):
+            break
+        kept.remove(k)
+        table = made(broken=True)
+    if not fits(table):  # a name that is very long
+        table.columns[0].no_wrap, table.columns[0].overflow = False, "fold"
+    console.print(table)
+    if left_out := [header[k] for k in range(len(header)) if k not in kept]:
+        console.print(f"A wider terminal also shows: {', '.join(left_out)}.", highlight=False)
+
+
+def _table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold")
     for k, name in enumerate(header):
         table.add_column(name, justify="left" if k == 0 or not name else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
     return table
 
 

@@ -263,7 +263,7 @@ def numbers(entry: Mapping[str, Any], timing: Mapping[str, float]) -> dict[str, 
     {'global/accuracy': 0.5, 'global/clients/mean': 0.4, 'time/train_s': 2.0}
     """
     told = {key: value for key, value in {**entry, "time": timing}.items() if key != "round"}
-    return {key: value for key, value in _flat(told, "/").items() if value is not None}
+    return {key: value for key, value in _flat(told, "/").items() if isinstance(value, int | float)}
 
 
 def _flat(tree: Mapping[str, Any], joint: str) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """A search for hyperparameters carried out; it can be stopped at any moment and goes on.
 
 Of each client's training rows a part is held out. A trial trains on the others, and its score is the
-accuracy over all clients' held-out rows of the model that matters: the personal one where there is one, else
-the global one. Test rows are never read.
+accuracy, or another metric, over all clients' held-out rows of the model that matters: the personal one where
+there is one, else the global one. Test rows are never read.
 
 What is tried next is addressed, not threaded: it is a function of the seed and of the trials that have
 finished, whatever was interrupted between them. So a search that was killed ends as if it had not been.
@@ -26,7 +26,7 @@ from pfedme.errors import InputError, RunError
 from pfedme.files import atomic_write, writing
 from pfedme.journal import opened, refuse
 from pfedme.metrics import Blocks
-from pfedme.report.measure import ACCURACY, R2, Measure
+from pfedme.report.measure import ACCURACY, R2, Measure, metric_for
 from pfedme.report.trials import trials_csv, trials_md
 from pfedme.run import Run
 from pfedme.search import Search
@@ -46,17 +46,18 @@ class Tried:
     state: Literal["complete", "pruned", "diverged", "interrupted"]
     settings: dict[str, Any]
     accuracy: float | None
-    """On validation rows, after `rounds` rounds; R² in a regression. None if it diverged or was
-    interrupted."""
+    """On validation rows, after `rounds` rounds; R² in a regression, or the metric that was chosen. None if
+    it diverged or was interrupted."""
     rounds: int
     model: str | None
     """Which model was judged, `personal` or `global`; None if the trial was stopped."""
 
     @classmethod
-    def of(cls, trial: FrozenTrial, search: Search) -> Tried:
-        """A trial as Optuna keeps it."""
+    def of(cls, trial: FrozenTrial, search: Search, measure: Measure) -> Tried:
+        """A trial as Optuna keeps it, to whom more is always better."""
         about = trial.user_attrs
-        accuracy, rounds = trial.value, max(trial.intermediate_values, default=0)
+        accuracy = None if trial.value is None else measure.orientation * trial.value
+        rounds = max(trial.intermediate_values, default=0)
         if trial.state == TrialState.FAIL:
             state = "interrupted"
         elif "diverged" in about:
@@ -81,7 +82,7 @@ class Tuning:
     def best(self) -> list[Tried]:
         """The complete trials, the best first, and of two that are alike the earlier one."""
         complete = [trial for trial in self.trials if trial.state == "complete"]
-        return sorted(complete, key=lambda trial: -(trial.accuracy or 0.0))
+        return sorted(complete, key=lambda trial: -self.measure.orientation * (trial.accuracy or 0.0))
 
     @property
     def finished(self) -> int:
@@ -104,7 +105,7 @@ class Step:
     """Of the trial under way."""
     rounds: int
     best: float | None
-    """The highest accuracy, or R², of a complete trial."""
+    """The best score of a complete trial."""
     measure: Measure = ACCURACY
 
 
@@ -135,7 +136,7 @@ def tune(search: Search, trials: int | None, out: Path, *, watch: Watch = lambda
 def report(study: optuna.Study, search: Search, out: Path, measure: Measure) -> Tuning:
     """What has been found so far, also written into the folder."""
     ended = [trial for trial in study.get_trials(deepcopy=False) if trial.state.is_finished()]
-    tried = tuple(Tried.of(trial, search) for trial in ended)
+    tried = tuple(Tried.of(trial, search, measure) for trial in ended)
     tuning = Tuning(search, tried, mattered(study, search), measure)
     atomic_write(out / "trials.csv", trials_csv(tuning))
     atomic_write(out / "tune.md", trials_md(tuning))
@@ -165,38 +166,46 @@ class Bench:
         self.federation = whole.federation.hold_out(0, search.folds)
         self.model, self.cohort = whole.model, whole.cohort
         self.who = whole.evaluated(self.run.eval_clients or whole.federation.clients)
-        self.measure = R2 if self.federation.classes == 0 else ACCURACY
+        self.measure, _ = metric_for(whole.federation, search.run.metric)
+        self.sums = self.measure in (ACCURACY, R2)  # what does not need every row
         rows = Blocks.cut(*(a[self.who] for a in self.federation.rows("validation"))).rows()
         if not len(rows):
             raise InputError(
                 f"No client has {search.folds} training rows, of which one could be kept to judge by; "
                 "give clients more rows, or choose settings by hand with 'pfedme run'."
             )
-        if self.measure is R2 and not np.ptp(self.federation.y[rows]):
+        alike = ("r2", "auc", "balanced_accuracy", "recall", "precision", "f1")
+        if self.measure.key in alike and not np.ptp(self.federation.y[rows]):
             raise InputError(
                 "The labels of all rows that were kept to judge by are alike, so that nothing can be told by "
-                "R²; give clients more rows, or choose settings by hand with 'pfedme run'."
+                f"{self.measure.name}; give clients more rows, or choose settings by hand with 'pfedme run'."
             )
 
     def attempt(self, trial: Trial, watch: Callable[[int], None]) -> float | None:
         """The score of a trial; None if it was stopped."""
         run = self.search.run_with(self.search.settings(trial.params))
-        simulation = Simulation(run.algorithm, self.model, self.federation, cohort=self.cohort, seed=run.seed)
+        simulation = Simulation(
+            run.algorithm, self.model, self.federation, cohort=self.cohort, seed=run.seed,
+            quarter_at=run.quarter_at,
+        )  # fmt: skip
         state, accuracy, kind = simulation.start(), None, None
         for stop in self.search.stops():
             finite = True
             while finite and state.t < stop:
                 state, finite = simulation.advance(state, stop - state.t)
-            evaluation = (
-                simulation.evaluate(state, self.who, on="validation", train=False)[0] if finite else None
-            )
+            evaluation = None
+            if finite:
+                evaluation, _ = simulation.evaluate(
+                    state, self.who, on="validation", train=False, rows=not self.sums
+                )
             if not (evaluation and evaluation.finite):
                 # Told to Optuna as pruned rather than as failed, because TPE learns from those.
                 trial.set_user_attr("diverged", state.t)
                 return None
             kind = "personal" if "personal" in evaluation.test else "global"
-            accuracy = evaluation.test[kind].overall
-            assert accuracy is not None
+            score = evaluation.test[kind].over_all_rows(self.measure.key)
+            # What is undefined, as precision is where nothing is called positive, is worst.
+            accuracy = self.measure.orientation * (0.0 if score is None else score)
             trial.report(accuracy, state.t)
             watch(state.t)
             if state.t < run.rounds and trial.should_prune():

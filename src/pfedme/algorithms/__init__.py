@@ -1,6 +1,6 @@
 """The algorithms, one file each. A new one is its file, its test, and a line in this list."""
 
-from pfedme.algorithms.alone import Alone
+from pfedme.algorithms.alone import Alone, Pooled
 from pfedme.algorithms.base import Algorithm, Models, Update
 from pfedme.algorithms.fedavg import FedAvg
 from pfedme.algorithms.fedavg_ft import FedAvgFT
@@ -8,7 +8,7 @@ from pfedme.algorithms.per_fedavg import PerFedAvg
 from pfedme.algorithms.pfedme import PFedMe
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
-    cls.name: cls for cls in (PFedMe, FedAvg, PerFedAvg, Alone, FedAvgFT)
+    cls.name: cls for cls in (PFedMe, FedAvg, PerFedAvg, Alone, FedAvgFT, Pooled)
 }
 
 __all__ = [
@@ -20,5 +20,6 @@ __all__ = [
     "Models",
     "PFedMe",
     "PerFedAvg",
+    "Pooled",
     "Update",
 ]

@@ -2,34 +2,57 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import jax
+import jax.numpy as jnp
 
 from pfedme.algorithms.base import Algorithm, Models, Update, sgd
 from pfedme.problem import Problem
 from pfedme.tree import Params, record
 
+STRENGTHS = (3.0, 0.6, 0.12, 0.025, 0.005, 0.001, 0.0)
+"""The l2 strengths that a client tries, the strongest first."""
+
 
 @record
 class Alone(Algorithm):
-    """R steps of θ_i ← θ_i − η ∇f̃_i(θ_i) a round, on every client, with nothing sent or received.
+    """R steps of θ_i ← (θ_i − η ∇f̃_i(θ_i))/(1 + η l2_i) a round on every client; nothing is sent.
 
-    After T rounds a client has taken T·R steps, as many as a FedAvg client that joins every round.
+    After T rounds a client has taken T·R steps, as many as a FedAvg client that joins every round. l2_i
+    shrinks weights, not biases: with all of it, a client predicts how often its own labels occur.
     """
 
     name: ClassVar[str] = "alone"
     has_global: ClassVar[bool] = False
 
-    def init(self, w: Params) -> Params:
-        """θ_i starts where the shared model would."""
-        return w
+    l2: Literal["own", "model"] = "own"
+    """Whether each client finds an l2 strength of its own by validation rows, or has the model's alone."""
 
-    def client_update(self, key: jax.Array, problem: Problem, w: Params, state: Params) -> Update:
+    def init(self, w: Params) -> Any:
+        """θ_i, which starts where the shared model would, and l2_i."""
+        return (w, jnp.zeros(())) if self.l2 == "own" else w
+
+    def client_update(self, key: jax.Array, problem: Problem, w: Params, state: Any) -> Update:
         """R steps on the client's own model; w comes back as it was."""
-        theta = sgd(key, problem, state, eta=self.eta, steps=self.R, B=self.B)
-        return Update(upload=w, state=theta, models=Models(personal=theta), info={})
+        theta, l2 = state if self.l2 == "own" else (state, None)
+        theta = sgd(key, problem, theta, eta=self.eta, steps=self.R, B=self.B, l2=l2)
+        kept = (theta, l2) if self.l2 == "own" else theta
+        return Update(upload=w, state=kept, models=Models(personal=theta), info={})
 
     def answer(self, key: jax.Array, problem: Problem, w: Params, state: Any) -> tuple[Models, dict]:
         """The client's own model as it stands."""
-        return Models(personal=state), {}
+        return Models(personal=state[0] if self.l2 == "own" else state), {}
+
+
+@record
+class Pooled(Alone):
+    """The rows of all clients in one table, trained on as by a single client: what could be had if data might
+    move. For simulations only."""
+
+    name: ClassVar[str] = "pooled"
+    pools: ClassVar[bool] = True
+
+    def shared(self, w: Params, clients: Any) -> Params:
+        """The only client's model."""
+        return (clients[0] if self.l2 == "own" else clients)[0]

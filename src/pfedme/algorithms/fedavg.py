@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import jax
 
-from pfedme.algorithms.base import Algorithm, Models, Update, sgd
+from pfedme.algorithms.base import Aggregation, Algorithm, Models, Update, sgd
 from pfedme.problem import Problem
 from pfedme.tree import Params, record
 
@@ -16,6 +16,9 @@ class FedAvg(Algorithm):
     """R steps of w_i ← w_i − η ∇f̃_i(w_i) from w on each client, then a mean over the cohort."""
 
     name: ClassVar[str] = "fedavg"
+
+    aggregation: Aggregation = "samples"
+    """Weights of the uploads: by training rows, as McMahan et al. have it, or the same for all."""
 
     def client_update(self, key: jax.Array, problem: Problem, w: Params, state: Any) -> Update:
         """R local steps; the local model is the upload, and there is no personal one."""

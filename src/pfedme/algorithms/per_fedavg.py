@@ -14,7 +14,7 @@ from jax import lax
 
 from pfedme.algorithms.base import Algorithm, Models, Update
 from pfedme.problem import Loss, Problem
-from pfedme.spec import Positive
+from pfedme.spec import NonNegative, Positive
 from pfedme.tree import Params, record
 
 
@@ -24,10 +24,12 @@ class PerFedAvg(Algorithm):
 
     name: ClassVar[str] = "per-fedavg"
 
-    eta: Positive = 0.001
-    """η: step size of a client's model (β̂ in the paper's table)."""
-    alpha: Positive = 0.01
-    """α: the personal step (α̂ in the paper's table)."""
+    steps: ClassVar[tuple[str, ...]] = ("eta", "alpha")
+
+    eta: NonNegative = 0.0
+    """η: step size of a client's model (β̂ in the paper's table); 0 takes 1/(L (1 + αL)²)."""
+    alpha: NonNegative = 0.0
+    """α: the personal step (α̂ in the paper's table); 0 takes 1/(2L)."""
     hessian: Literal["exact", "first-order", "difference"] = "exact"
     """∇²f_i(w) v: exact, left out, or by a central difference of gradients."""
     delta: Positive = 0.001
@@ -35,6 +37,12 @@ class PerFedAvg(Algorithm):
     adapt_on: Literal["train", "test"] = "train"
     """The personal model: one step on training rows, or as in the released code two, of sizes α and η, on
     TEST rows. That is a leak, for audits only."""
+
+    def stable_steps(self, L: float) -> dict[str, float]:
+        """α = 1/(2L), and η = 1/(L (1 + αL)²): the first factor of ∇F_i is at most 1 + αL, and so is that of
+        its change."""
+        alpha = self.alpha or 1 / (2 * L)
+        return {"alpha": alpha, "eta": 1 / (L * (1 + alpha * L) ** 2)}
 
     def client_update(self, key: jax.Array, problem: Problem, w: Params, state: Any) -> Update:
         """R meta-steps; the personal model is one step from the w received, on training rows."""

@@ -18,7 +18,7 @@ from jax import lax
 from pfedme.algorithms.base import Algorithm, Models, Update
 from pfedme.problem import Problem
 from pfedme.prox import Solver, envelope_grad, prox
-from pfedme.spec import Count, Index, Positive
+from pfedme.spec import Count, Index, NonNegative, Positive
 from pfedme.tree import Params, record
 
 
@@ -27,11 +27,12 @@ class PFedMe(Algorithm):
     """Algorithm 1: R local rounds of w_i ← w_i − η λ (w_i − θ̃_i(w_i)), then a mixed mean of the cohort."""
 
     name: ClassVar[str] = "pfedme"
+    steps: ClassVar[tuple[str, ...]] = ("eta", "alpha")
 
     lam: Positive = 15.0
     """λ: how hard θ_i is pulled towards w."""
-    alpha: Positive = 0.01
-    """Step size of the inner problem that makes θ_i; stable below 2/(L + λ)."""
+    alpha: NonNegative = 0.0
+    """Step size of the inner problem that makes θ_i; stable below 2/(L + λ), and 0 takes half of that."""
     K: Count = 5
     """Inner steps in each local round, unless nu is given."""
     nu: Positive | None = None
@@ -44,6 +45,10 @@ class PFedMe(Algorithm):
     rechoose: Index = 0
     """Rounds between two choices of a λ of its own for θ by each client, by a fifth of its training rows, lam
     being the largest; 0 keeps lam for all."""
+
+    def stable_steps(self, L: float) -> dict[str, float]:
+        """α = 1/(L + λ) for the inner problem, and η = 1/L_F for F_i, which is L_F = λL/(λ + L)-smooth."""
+        return {"alpha": 1 / (L + self.lam), "eta": (L + self.lam) / (L * self.lam)}
 
     def init(self, w: Params) -> Any:
         """λ_i, where each client has its own."""

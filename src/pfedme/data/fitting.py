@@ -9,23 +9,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import polars as pl
 
 from pfedme.data.layout import Layout
 from pfedme.data.reading import on_all_cores
-from pfedme.data.rows import Rows, near
+from pfedme.data.rows import Rows
+from pfedme.data.understanding import MOST_CATEGORIES, Texts
 from pfedme.errors import InputError
-from pfedme.schema import MISSING, Coded, Column, Kind, Schema, Task, coded, first, shortest
+from pfedme.schema import MISSING, Coded, Column, Place, Schema, Task, as_numbers, coded, listed
 
-MOST_CATEGORIES = 1_000
-"""Of a column, and classes of a label."""
-MOST_CLASSES = 20
-"""Distinct values above which a label of numbers with fractions is taken for a quantity."""
-NEARLY_ALL = 0.9
-"""The share of numbers from which on a text among them is taken for a mistake."""
 BLOCK = 2**17
 """Numbers that are summed up at once: few enough to stay in the processor's cache."""
-DATES = r"^\d{4}-\d{1,2}-\d{1,2}|^\d{1,2}[./]\d{1,2}[./]\d{2,4}"
 
 
 class Sums(NamedTuple):
@@ -98,93 +91,6 @@ def sets_of_clients(code: np.ndarray, owner: np.ndarray, clients: int, categorie
     return seen[:, :categories]
 
 
-def kind_of_text(rows: Rows, name: str) -> Kind:
-    """Whether a column that was read as text holds numbers after all, or categories."""
-    column = rows.texts[name]
-    drop = f"leave the column out with --drop {shlex.quote(name)}"
-    if not column.names:
-        raise InputError(f"Column '{name}' of {rows.where} is empty; {drop}.")
-    texts = pl.Series(column.names, dtype=pl.String)
-    if _are_numbers(texts).all():
-        return "number"
-    if (row := misfit(column)) is not None:
-        raise InputError(
-            f"Column '{name}' of {rows.at(row)} is '{column.names[column.code[row]]}', and nearly all others "
-            f"are numbers; write it as a number, leave it empty and give --impute mean, or {drop}."
-        )
-    dates = texts.str.contains(DATES).to_numpy()
-    if nearly_all(column, dates):
-        raise InputError(
-            f"Column '{name}' of {rows.where} holds dates such as '{column.names[first(dates)]}'; make "
-            f"numbers of them, such as days, or {drop}."
-        )
-    if len(column.names) > MOST_CATEGORIES:
-        raise InputError(
-            f"Column '{name}' of {rows.where} has {len(column.names):,} different texts, and categories may "
-            f"have {MOST_CATEGORIES:,}; {drop}."
-        )
-    return "category"
-
-
-def nearly_all(column: Coded, which: np.ndarray) -> bool:
-    """Whether nearly all values are among some of the names."""
-    if not which.any():
-        return False
-    count = np.bincount(column.code + 1, minlength=len(column.names) + 1)[1:]
-    return bool(count[which].sum() >= NEARLY_ALL * count.sum())
-
-
-def misfit(column: Coded) -> int | None:
-    """The first row whose text is no number, if nearly all others are, but perhaps for commas in them."""
-    texts = pl.Series(column.names, dtype=pl.String)
-    number = _are_numbers(texts)
-    nearly = number | _are_numbers(texts.str.replace_all(",", "", literal=True))
-    if number.all() or not nearly_all(column, nearly):
-        return None
-    return first(~np.append(number, True)[column.code])
-
-
-def _are_numbers(texts: pl.Series) -> np.ndarray:
-    return texts.cast(pl.Float64, strict=False).is_not_null().to_numpy()
-
-
-def understand_label(
-    rows: Rows, wanted: Task | None, *, among_others: bool = False
-) -> tuple[Task, tuple[str, ...]]:
-    """The task, and the classes of a classification; of a client `among_others` one class will do."""
-    name, numeric = rows.label.name, rows.label.dtype.is_numeric()
-    if numeric:
-        value = rows.label.to_numpy()
-        if not (finite := np.isfinite(value)).all():
-            row = first(~finite)
-            raise InputError(f"The label '{name}' of {rows.at(row)} is {value[row]}; correct it.")
-        distinct = [shortest(str(v)) for v in rows.label.unique().sort()[: MOST_CATEGORIES + 1]]
-    else:
-        texts = coded(rows.label)
-        distinct = list(texts.names)
-        wrong = ~_are_numbers(pl.Series(distinct, dtype=pl.String))
-        row = first(wrong[texts.code]) if wanted == "regression" else misfit(texts) if not wanted else None
-        if row is not None:
-            raise InputError(
-                f"The label '{name}' of {rows.at(row)} is '{distinct[texts.code[row]]}', which is no number; "
-                "correct it, or give --task classification."
-            )
-    if len(distinct) == 1 and not among_others:
-        raise InputError(
-            f"Every row of {rows.where} has '{name}' = {distinct[0]}; there is nothing to learn."
-        )
-    quantity = numeric and not rows.whole and len(distinct) > MOST_CLASSES
-    if wanted == "regression" or (wanted is None and quantity):
-        return "regression", ()
-    if len(distinct) > MOST_CATEGORIES:
-        cure = "give --task regression if it is a quantity" if numeric else "choose another --label"
-        raise InputError(
-            f"The label '{name}' of {rows.where} has more than {MOST_CATEGORIES:,} different values, too "
-            f"many for classes; {cure}."
-        )
-    return "classification", tuple(distinct)
-
-
 class Gathered(NamedTuple):
     """A table's features before they are standardised, and what its clients tell of them."""
 
@@ -195,32 +101,33 @@ class Gathered(NamedTuple):
     categories: list[Column]
 
 
-def gather(tables: Sequence[Rows], layout: Layout, schema: Schema) -> Gathered:
+def gather(tables: Sequence[Rows], layout: Layout, schema: Schema, texts: Texts) -> Gathered:
     """All features in their places, and the sums and sets of training rows."""
     rows = tables[0]
-    kinds: dict[str, Kind] = {name: kind_of_text(rows, name) for name in rows.texts}
-    late = [near(name, np.array(rows.texts[name].names, float)) for name, k in kinds.items() if k == "number"]
-    numbers = [*rows.standard.columns, *late]
-    categories = [_category(rows, name, layout, schema) for name, kind in kinds.items() if kind == "category"]
+    columns = [column for own in texts.values() for column in own]
+    numbers = [*rows.standard.columns, *(column for column in columns if column.kind == "number")]
+    categories = [_category(rows, c.name, layout, schema) for c in columns if c.kind == "category"]
     x = layout.filled(tables, dataclasses.replace(schema, columns=(*numbers, *categories)), fitting=True)
     sums = list(told_by_clients(x[:, : len(numbers)], layout.start, layout.n_train))
     return Gathered(x, numbers, sums, categories)
 
 
-def fit(tables: Sequence[Rows], layout: Layout, schema: Schema) -> tuple[np.ndarray, Schema]:
+def fit(tables: Sequence[Rows], layout: Layout, schema: Schema, texts: Texts) -> tuple[np.ndarray, Schema]:
     """All features in their places, and the schema with its columns, made from training rows."""
-    x, shifted, sums, categories = gather(tables, layout, schema)
+    x, shifted, sums, categories = gather(tables, layout, schema, texts)
     rows = tables[0]
-    numbers, zero = [column.name for column in shifted], np.array([column.mean for column in shifted])
+    zero = np.array([column.mean for column in shifted])
     count, mean, scale = combine(sums)
     if len(empty := np.flatnonzero(count == 0)):
-        name = numbers[empty[0]]
+        names = list(dict.fromkeys(shifted[k].source for k in empty))
         raise InputError(
-            f"Column '{name}' of {rows.where} has no value in any training row; leave it out with --drop "
-            f"{shlex.quote(name)}."
+            f"Column {listed(names)} of {rows.where} has no value in any training row; leave it out with "
+            f"--drop {shlex.quote(','.join(names))}."
         )
-    own = zip(numbers, zero + mean, scale, zero, strict=True)
-    columns = [Column(name, "number", float(m), float(s), near=float(z)) for name, m, s, z in own]
+    own = zip(shifted, zero + mean, scale, zero, strict=True)
+    columns = [
+        dataclasses.replace(column, mean=float(m), scale=float(s), near=float(z)) for column, m, s, z in own
+    ]
     schema = dataclasses.replace(schema, columns=(*columns, *categories))
     step = max(1, 8 * BLOCK // x.shape[1])
 
@@ -240,7 +147,7 @@ def fit_label(rows: Rows, layout: Layout, schema: Schema) -> Schema:
         return schema
     owner = rows.client.code[layout.in_train]
     order = np.argsort(owner, kind="stable")
-    y = rows.label.to_numpy()[layout.in_train][order][:, None]
+    y = as_numbers(rows.label, Place(rows.where), schema.label_form)[layout.in_train][order][:, None]
     near = float(y[0, 0])
     start = np.cumsum(layout.n_train) - layout.n_train
     _, mean, scale = combine(told_by_clients(y - near, start, layout.n_train))
@@ -316,13 +223,13 @@ class Moments(NamedTuple):
         return cls(len(own), mean, float(own.var()))
 
 
-def tell(tables: Sequence[Rows], layout: Layout, schema: Schema, least: int) -> Told:
+def tell(tables: Sequence[Rows], layout: Layout, schema: Schema, texts: Texts, least: int) -> Told:
     """What the only client of a table tells of it; of a text that fewer than `least` training rows have,
     nothing."""
-    x, numbers, _, _ = gather(tables, layout, schema)
+    x, numbers, _, categorical = gather(tables, layout, schema, texts)
     rows, n = tables[0], int(layout.n_train[0])
-    texts = [name for name in rows.texts if name not in {column.name for column in numbers}]
-    categories = {name: _category(rows, name, layout, schema, least).categories for name in texts}
+    names = [column.name for column in categorical]
+    categories = {name: _category(rows, name, layout, schema, least).categories for name in names}
     for name, told in categories.items():
         drop = f"leave it out with --drop {shlex.quote(name)}"
         _refuse_rare(f"Column '{name}' of {rows.where}", rows.texts[name], told, layout, least, drop)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +15,7 @@ from pfedme.data.rows import Piece, Rows
 from pfedme.errors import InputError
 from pfedme.federation import aligned
 from pfedme.hashing import draws, ids_of_names
-from pfedme.schema import Coded, MissingValues, Place, Schema, first
+from pfedme.schema import Coded, MissingValues, Schema, first
 
 BLOCK = 2**17
 """Rows that are arranged at once, about."""
@@ -55,6 +55,16 @@ class Layout:
             y[place] = own
         return y
 
+    def origin(self) -> np.ndarray:
+        """Which row each place in the store has, counted through the tables."""
+        height = sum(map(len, self.places))
+        out = np.empty(height, np.int32 if height < 2**31 else np.int64)
+        before = 0
+        for place in self.places:
+            out[place] = np.arange(before, before + len(place), dtype=out.dtype)
+            before += len(place)
+        return out
+
     def filled(
         self, tables: Sequence[Rows], schema: Schema, *, fitting: bool = False, strict: bool = True
     ) -> np.ndarray:
@@ -65,43 +75,83 @@ class Layout:
         whole_rows = np.dtype((np.void, x.itemsize * x.shape[1]))  # moved as such, and so much faster
         places_in_x = x.view(whole_rows)[:, 0]
         for rows, place in zip(tables, self.places, strict=True):
+            of_texts = _numbers_of_texts(rows, schema)
 
-            def put(piece: Piece, rows: Rows = rows, place: np.ndarray = place) -> None:
-                encoded = _encoded(rows, piece, schema, fitting, strict)
+            def put(
+                piece: Piece,
+                rows: Rows = rows,
+                place: np.ndarray = place,
+                of_texts: Mapping[str, np.ndarray] = of_texts,
+            ) -> None:
+                encoded = _encoded(rows, piece, schema, of_texts, fitting, strict)
                 places_in_x[place[piece.start : piece.start + len(encoded)]] = encoded.view(whole_rows)[:, 0]
 
             try:
                 on_all_cores(put, rows.pieces())
             except MissingValues:
-                raise rows.missing([column.name for column in schema.columns]) from None
+                if (error := rows.missing(schema.sources)) is not None:
+                    raise error from None
+                raise
         return x
 
 
-def _encoded(rows: Rows, piece: Piece, schema: Schema, fitting: bool, strict: bool) -> np.ndarray:
+def _encoded(
+    rows: Rows,
+    piece: Piece,
+    schema: Schema,
+    of_texts: Mapping[str, np.ndarray],
+    fitting: bool,
+    strict: bool,
+) -> np.ndarray:
     """The features of some rows, as `Schema.encode` makes them."""
-    start, where, first_row, numbers = piece
-    place, n = Place(where, first_row), len(numbers)
+    start, place, numbers = piece
+    n = len(numbers)
     out = np.zeros((n, schema.features), np.float32)
     places = [schema.starts[name] for name in rows.numbers]
     low, high = min(places, default=0), max(places, default=-1) + 1
     out[:, slice(low, high) if places == [*range(low, high)] else places] = numbers  # the first is faster
     for column in schema.columns:
-        if column.name not in rows.texts:
+        if column.source not in rows.texts:
             continue
-        at = schema.starts[column.name]
-        code, names = rows.texts[column.name]
+        code, names = rows.texts[column.source]
         code = code[start : start + n]
         if column.kind == "category":
             schema.mark(out, column, Coded(code, names), place, fitting=fitting or not strict)
         else:
-            texts = pl.Series(column.name, [*names, None], dtype=pl.String)[code % (len(names) + 1)]
-            alone = dataclasses.replace(schema, columns=(column,))
-            out[:, at] = alone.encode(texts.to_frame(), where, first_row=first_row, fitting=True)[:, 0]
+            value = of_texts[column.name][code]
+            if (unfit := np.isinf(value)).any():
+                row = first(unfit)
+                raise InputError(
+                    f"Column '{column.source}' of {place.at(row)} is '{names[code[row]]}', which no model "
+                    "can use; correct it, or leave it empty and give --impute mean."
+                )
+            out[:, schema.starts[column.name]] = value
     if (missing := np.isnan(out)).any():
         if not schema.impute:
             raise MissingValues
         if not fitting:
             out[missing] = 0
+    return out
+
+
+def _numbers_of_texts(rows: Rows, schema: Schema) -> dict[str, np.ndarray]:
+    """The standardised number that each text of a column becomes, and NaN for a missing one."""
+    out = dict[str, np.ndarray]()
+    for column in schema.numbers:
+        if column.source in rows.texts:
+            code, names = rows.texts[column.source]
+            value = column.form.read(pl.Series(names, dtype=pl.String))
+            if (odd := value.is_null().to_numpy()).any():
+                row = first(np.append(odd, False)[code])
+                what = "date or time" if column.form.date else "number"
+                raise InputError(
+                    f"Column '{column.source}' of {rows.at(row)} is '{names[code[row]]}', which is no "
+                    f"{what}; correct it, or leave it empty and train with --impute mean."
+                )
+            with np.errstate(over="ignore"):
+                counted = (value.to_numpy() - column.zero).astype(np.float32)
+                standard = (counted - np.float32(column.mean - column.zero)) / np.float32(column.scale)
+            out[column.name] = np.append(standard, np.float32(np.nan))
     return out
 
 

@@ -11,17 +11,20 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import polars as pl
 
 from pfedme.errors import InputError
+from pfedme.schema import blanked
 
 T = TypeVar("T")
 
-SUFFIXES = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".parquet", ".npz")
+SUFFIXES = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".parquet", ".xlsx", ".npz")
 """How the names of tables end."""
+NULLS = ("", "NA", "N/A", "n/a", "NaN", "nan", "null", "NULL", "<NA>", "#N/A")
+"""Texts that count as missing values."""
 PIECE = 2**22
 """Numbers in a piece, about."""
 
@@ -30,6 +33,21 @@ HEAD = 1_000
 
 Types = dict[str, pl.DataType]
 """Columns and what they hold, or what they are to be read as."""
+
+
+class Reading(NamedTuple):
+    """What there is to know about how files are to be read."""
+
+    na: tuple[str, ...] = ()
+    """Further words that count as missing values."""
+    decimal: str | None = None
+    """The decimal sign of texts; None if it is still to be found out."""
+    sheet: str | None = None
+    """Of an Excel file; the first if not given."""
+
+
+PLAINLY = Reading()
+"""Nothing is known."""
 
 
 class Late(Exception):
@@ -53,6 +71,10 @@ class Part:
     """Of the image that a row is; () if it is none."""
     nulls: frozenset[str] = frozenset()
     """Texts that would count as missing values, had the file not been opened to be read quickly."""
+    decimal: str | None = None
+    """The decimal sign of numbers, where it is known."""
+    notes: tuple[str, ...] = ()
+    """What a reader should know about how the file was read."""
 
     @property
     def where(self) -> str:
@@ -62,8 +84,8 @@ class Part:
     @property
     def stem(self) -> str:
         """The file's name without the ending that tells its format."""
-        ending = max((s for s in SUFFIXES if self.path.name.lower().endswith(s)), key=len)
-        return self.path.name[: -len(ending)]
+        endings = (s for s in SUFFIXES if self.path.name.lower().endswith(s))
+        return self.path.name[: len(self.path.name) - len(max(endings, key=len, default=""))]
 
 
 def lazy_part(
@@ -73,6 +95,8 @@ def lazy_part(
     explain: Callable[[str], InputError],
     how: pl.QueryOptFlags | None = None,
     nulls: frozenset[str] = frozenset(),
+    decimal: str | None = None,
+    notes: tuple[str, ...] = (),
 ) -> Part:
     """A file that polars can scan; `explain` turns the reason of a failure into an error."""
 
@@ -89,7 +113,7 @@ def lazy_part(
         with explained(explain):
             return scan(types).head(HEAD).collect()
 
-    return Part(path, types, frame, pieces, head, nulls=nulls)
+    return Part(path, types, frame, pieces, head, (), nulls, decimal, notes)
 
 
 @contextlib.contextmanager
@@ -129,7 +153,12 @@ def _silent_panics() -> Iterator[None]:
 
 
 def open_parts(
-    path: Path, used: Sequence[str] | None, *, whole: bool = False, quick: bool = False
+    path: Path,
+    used: Sequence[str] | None,
+    *,
+    whole: bool = False,
+    quick: bool = False,
+    reading: Reading = PLAINLY,
 ) -> list[Part]:
     """The file, or the files of a folder by name.
 
@@ -137,7 +166,10 @@ def open_parts(
     column holds, rather than at the first. `quick` does without words for missing values if the first rows
     have none: whoever finds one of `Part.nulls` among texts must open the file again.
     """
-    return [_open(file, used, whole=whole, quick=quick) for file in files_of(path)]
+    files = files_of(path)
+    if reading.sheet is not None and (other := [f for f in files if f.suffix.lower() != ".xlsx"]):
+        raise InputError(f"--sheet is for Excel files, and {shown(other[0])} is none; leave it out.")
+    return [_open(file, used, whole, quick, reading) for file in files]
 
 
 def files_of(path: Path) -> list[Path]:
@@ -152,8 +184,9 @@ def files_of(path: Path) -> list[Path]:
     return files
 
 
-def _open(path: Path, used: Sequence[str] | None, *, whole: bool, quick: bool) -> Part:
+def _open(path: Path, used: Sequence[str] | None, whole: bool, quick: bool, reading: Reading) -> Part:
     from pfedme.data.arrays import open_arrays
+    from pfedme.data.excel import open_excel
     from pfedme.data.text import open_text
 
     try:
@@ -166,27 +199,57 @@ def _open(path: Path, used: Sequence[str] | None, *, whole: bool, quick: bool) -
     if path.suffix.lower() == ".npz":
         return open_arrays(path)
     if path.suffix.lower() == ".parquet":
-        return open_parquet(path)
-    return open_text(path, used, whole=whole, quick=quick)
+        return open_parquet(path, reading)
+    if path.suffix.lower() == ".xlsx":
+        return open_excel(path, used, reading)
+    return open_text(path, used, whole=whole, quick=quick, reading=reading)
 
 
-def open_parquet(path: Path) -> Part:
+def open_parquet(path: Path, reading: Reading) -> Part:
     """A Parquet file."""
 
     def explain(reason: str) -> InputError:
         return InputError(f"{shown(path)} is not a whole Parquet file ({reason}); copy or write it again.")
 
-    def scan(types: Types) -> pl.LazyFrame:
-        return pl.scan_parquet(path, glob=False).select(read_as(name, types[name]) for name in types)
-
     with explained(explain):
         types = dict(pl.scan_parquet(path, glob=False).collect_schema())
-    return lazy_part(path, types, scan, explain)
+    return typed_part(path, lambda: pl.scan_parquet(path, glob=False), types, reading, explain)
 
 
-def read_as(name: str, kind: pl.DataType) -> pl.Expr:
-    """A column, converted."""
+def open_frame(name: str, frame: pl.DataFrame, reading: Reading) -> Part:
+    """A frame in memory, which messages call by a name."""
+
+    def explain(reason: str) -> InputError:
+        return InputError(f"{name} cannot be read ({reason}).")
+
+    return typed_part(Path(name), frame.lazy, dict(frame.schema), reading, explain)
+
+
+def typed_part(
+    path: Path,
+    table: Callable[[], pl.LazyFrame],
+    types: Types,
+    reading: Reading,
+    explain: Callable[[str], InputError],
+    nulls: tuple[str, ...] = (),
+) -> Part:
+    """A table whose columns have types of their own; texts among `nulls` count as missing."""
+    words = (*nulls, *reading.na)
+
+    def scan(wanted: Types) -> pl.LazyFrame:
+        query = table()
+        if words:
+            query = query.with_columns(blanked(name, types[name], words) for name in wanted)
+        return query.select(read_as(name, kind, types[name]) for name, kind in wanted.items())
+
+    return lazy_part(path, types, scan, explain, decimal=reading.decimal)
+
+
+def read_as(name: str, kind: pl.DataType, own: pl.DataType | None = None) -> pl.Expr:
+    """A column, converted from its own type."""
     column = pl.col(name)
+    if isinstance(own, pl.Datetime):
+        column = column.dt.replace_time_zone(None)
     return column.cast(pl.String).cast(kind) if kind == pl.Categorical else column.cast(kind)
 
 

@@ -15,7 +15,8 @@ import numpy as np
 import polars as pl
 
 from pfedme.data.reading import Late, Part, Types, on_all_cores, shown, without_blank_end
-from pfedme.errors import InputError
+from pfedme.errors import InputError, Problems
+from pfedme.forms import PLAIN, Form
 from pfedme.schema import (
     Coded,
     Column,
@@ -36,10 +37,8 @@ class Piece(NamedTuple):
 
     start: int
     """Place of the first among all rows."""
-    where: str
-    """The file that they are in."""
-    first_row: int
-    """The number of the first in the file, counted from 1."""
+    place: Place
+    """The file that they are in, and their numbers there."""
     numbers: np.ndarray
     """float32, a column for each column of numbers; NaN where one is missing."""
 
@@ -51,7 +50,7 @@ class Rows:
     path: Path
     parts: list[Part]
     heights: list[int]
-    """How many rows each file has."""
+    """How many rows each file has, but for those that are left out."""
     client_column: str | None
     client: Coded
     label: pl.Series
@@ -64,6 +63,12 @@ class Rows:
     """The columns of features that were read as numbers, and what became of them."""
     blocks: list[Iterable[np.ndarray]]
     """These numbers, by file; see `Piece`."""
+    kept: list[np.ndarray | None]
+    """Which rows of each file are not left out; None if all are there."""
+    problems: list[InputError]
+    """What is wrong with clients, labels and numbers."""
+    notes: list[str]
+    """What a reader should know about how the table was read."""
 
     @property
     def numbers(self) -> list[str]:
@@ -82,13 +87,20 @@ class Rows:
 
     def at(self, row: int) -> str:
         """`row 17 of patients.csv`, for the place of a row."""
-        part = bisect.bisect_right(self.starts, row) - 1
-        return f"row {row - self.starts[part] + 1} of {self.parts[part].where}"
+        # Of files without rows, the last has the same start.
+        file = bisect.bisect_right(self.starts, row) - 1
+        return self.places[file].at(row - self.starts[file])
+
+    @cached_property
+    def places(self) -> list[Place]:
+        """What messages call the rows of each file."""
+        kept = [None if own is None else np.flatnonzero(own) + 1 for own in self.kept]
+        return [Place(part.where, numbers=own) for part, own in zip(self.parts, kept, strict=True)]
 
     def labels(self, schema: Schema) -> np.ndarray:
         """The labels of all rows, as the schema encodes them."""
-        ends = zip(self.parts, self.starts, self.heights, strict=True)
-        return np.concatenate([schema.encode_label(self.label[s : s + h], p.where) for p, s, h in ends])
+        ends = zip(self.places, self.starts, self.heights, strict=True)
+        return np.concatenate([schema.encode_label(self.label[s : s + h], p) for p, s, h in ends])
 
     @cached_property
     def plan(self) -> Schema:
@@ -98,23 +110,29 @@ class Rows:
 
     def pieces(self) -> Iterator[Piece]:
         """All rows, once: numbers that have been told are let go of."""
-        for part, start, height, blocks in zip(
-            self.parts, self.starts, self.heights, self.blocks, strict=True
-        ):
-            done = 0
+        for k, blocks in enumerate(self.blocks):
+            kept, done, read = self.kept[k], 0, 0
+            height = self.heights[k] if kept is None else len(kept)
             for block in blocks:
-                own, rest = block[: height - done], block[height - done :]
+                own, rest = block[: height - read], block[height - read :]
                 if not np.isnan(rest).all():
                     raise InputError(
-                        f"Row {height + 1} of {part.where} has no client and no label; fill them in, or "
-                        "leave it out."
+                        f"Row {height + 1} of {self.parts[k].where} has no client and no label; fill them "
+                        "in, or leave it out."
                     )
+                place = Place(self.parts[k].where, read + 1)
+                if kept is not None:
+                    here = kept[read : read + len(own)]
+                    place = place._replace(numbers=read + 1 + np.flatnonzero(here))
+                    read, own = read + len(own), own[here]
+                else:
+                    read += len(own)
                 if len(own):
-                    yield Piece(start + done, part.where, done + 1, own)
+                    yield Piece(self.starts[k] + done, place, own)
                 done += len(own)
 
-    def missing(self, columns: Sequence[str]) -> InputError:
-        """The error for values that are not there, counted by column."""
+    def missing(self, columns: Sequence[str]) -> InputError | None:
+        """The error for values that are not there, counted by column; None if all are."""
         counts: dict[str, int] = {}
         example = ""
         for name in columns:
@@ -123,11 +141,15 @@ class Rows:
                     ends = slice(self.starts[k], self.starts[k] + self.heights[k])
                     there = self.texts[name].code[ends] >= 0
                 else:
-                    series = part.frame({name: pl.Float64()})[name][: self.heights[k]]
+                    kept = self.kept[k]
+                    series = part.frame({name: pl.Float64()})[name]
                     there = (series.is_not_null() & series.is_not_nan()).fill_null(False).to_numpy()
+                    there = there[: self.heights[k]] if kept is None else there[: len(kept)][kept]
                 if not there.all():
-                    example = example or f" (the first in row {first(~there) + 1} of {part.where})"
+                    example = example or f" (the first in {self.places[k].at(first(~there))})"
                     counts[name] = counts.get(name, 0) + int((~there).sum())
+        if not counts:
+            return None
         told = listed([f"{n:,} in '{name}'" for name, n in counts.items()], quote=False)
         drop = shlex.quote(",".join(counts))
         return InputError(
@@ -144,21 +166,30 @@ def read_rows(
     columns: Sequence[str],
     known: Schema | None,
     sole: str = "",
+    *,
+    drop_missing_labels: bool = False,
 ) -> Rows:
     """The table's rows, with their columns read as a schema says, if one is known; all of them the `sole`
-    client's, if there is one."""
+    client's, if there is one. Rows without a label may be left out."""
     named = [*([client] if client else []), label]
-    kinds = {name: _kind(parts, name, is_feature=name not in named) for name in [*named, *columns]}
-    given = {column.name: column for column in known.columns} if known else {}
-    kinds |= {name: "text" for name, column in given.items() if column.kind == "category"}
+    kinds, problems, notes = dict[str, str](), Problems(), [note for part in parts for note in part.notes]
+    for name in [*named, *columns]:
+        with problems:
+            kinds[name] = _kind(parts, name, is_feature=name not in named)
+    problems.raise_any(shown(path))
+    given = {column.source: column for column in known.columns} if known else {}
+    kinds |= {n: "text" for n, column in given.items() if column.kind == "category" or column.form.date}
     numbers = [name for name in columns if kinds[name] == "number"]
     types: Types = {client: pl.Categorical()} if client else {}
     types[label] = pl.Float64() if kinds[label] == "number" else pl.Categorical()
     types |= {name: pl.Categorical() for name in columns if kinds[name] == "text"}
     own_columns = [given[name] for name in numbers] if known else _near_first(parts[0], numbers)
     standard = Schema(tuple(own_columns), label, client, "regression", impute=True)
-    read = [_read(part, types, standard) for part in parts]
+    read = [_read(part, types, standard, problems) for part in parts]
     frames, blocks = [frame for frame, _ in read], [own for _, own in read]
+    kept: list[np.ndarray | None] = [None] * len(parts)
+    if drop_missing_labels:
+        frames, kept = _with_labels(frames, label, parts, notes)
     heights = [frame.height for frame in frames]
     frame = pl.concat(frames)
     if not frame.height:
@@ -183,20 +214,53 @@ def read_rows(
         if names and all(map(is_number, names)):
             values = pl.Series(label, np.array([*map(float, names), np.nan])[code])
             whole = all(name.lstrip("+-").isdigit() for name in names)
+        elif len(blank := np.flatnonzero(code < 0)):
+            values = values.scatter(blank, None)
     values = values.fill_nan(None) if values.dtype == pl.Float64 else values
     texts = {name: own[name] for name in columns if kinds[name] == "text"}
-    rows = Rows(path, parts, heights, client, owner, values, whole, texts, standard, blocks)
+    rows = Rows(
+        path, parts, heights, client, owner, values, whole, texts, standard, blocks, kept, problems.found,
+        notes,
+    )  # fmt: skip
     for what, name, gone in (
         ("client", client, owner.code < 0),
         ("label", label, values.is_null().to_numpy()),
     ):
         if gone.any():
             n = int(gone.sum())
-            raise InputError(
-                f"The {what} '{name}' is missing in {n:,} row{'s' if n > 1 else ''} of {rows.where}, first "
-                f"in {rows.at(first(gone))}; fill it in, or leave out the rows that have none."
+            cure = "leave out the rows that have none" + (
+                " with --drop-missing-labels" if what == "label" else ""
+            )
+            rows.problems.append(
+                InputError(
+                    f"The {what} '{name}' is missing in {n:,} row{'s' if n > 1 else ''} of {rows.where}, "
+                    f"first in {rows.at(first(gone))}; fill it in, or {cure}."
+                )
             )
     return rows
+
+
+def _with_labels(
+    frames: Sequence[pl.DataFrame], label: str, parts: Sequence[Part], notes: list[str]
+) -> tuple[list[pl.DataFrame], list[np.ndarray | None]]:
+    """The rows of each file that have a label, and which they are; None if all have one."""
+    with_label, kept = list[pl.DataFrame](), list[np.ndarray | None]()
+    for frame, part in zip(frames, parts, strict=True):
+        own = frame[label]
+        there = own.is_not_null()
+        if own.dtype == pl.Float64:
+            there &= own.is_not_nan().fill_null(False)
+        else:
+            there &= (own.cast(pl.String).str.strip_chars() != "").fill_null(False)
+        if gone := int((~there).sum()):
+            rows = "1 row has" if gone == 1 else f"{gone:,} rows have"
+            left = "is left out" if gone == 1 else "are left out"
+            notes.append(f"Of {part.where}, {rows} no '{label}' and {left}.")
+        with_label.append(frame.filter(there) if gone else frame)
+        kept.append(there.to_numpy() if gone else None)
+    if not any(frame.height for frame in with_label) and any(frame.height for frame in frames):
+        raise InputError(f"No row of {parts[0].where} has a '{label}'; choose another --label.")
+    return with_label, kept
 
 
 def near(name: str, values: np.ndarray) -> Column:
@@ -209,10 +273,14 @@ def _near_first(part: Part, numbers: Sequence[str]) -> list[Column]:
     """The columns of numbers, counted from those in a file's first rows."""
     head, place = part.head({name: pl.Float64() for name in numbers}), Place(part.where)
     columns = head.T if isinstance(head, np.ndarray) else [as_numbers(head[n], place) for n in numbers]
-    return [near(name, column) for name, column in zip(numbers, columns, strict=True)]
+    form = Form(decimal=",") if part.decimal == "," else PLAIN
+    own = (near(name, column) for name, column in zip(numbers, columns, strict=True))
+    return [dataclasses.replace(column, form=form) for column in own]
 
 
-def _read(part: Part, types: Types, standard: Schema) -> tuple[pl.DataFrame, Iterable[np.ndarray]]:
+def _read(
+    part: Part, types: Types, standard: Schema, problems: Problems
+) -> tuple[pl.DataFrame, Iterable[np.ndarray]]:
     """A file's columns of these types, and its numbers in blocks of rows."""
     every = types | {column.name: pl.Float64() for column in standard.columns}
 
@@ -222,9 +290,14 @@ def _read(part: Part, types: Types, standard: Schema) -> tuple[pl.DataFrame, Ite
     if part.path.suffix.lower() == ".npz":  # and so in memory already
         return part.frame(types), itertools.starmap(encode, _counted(part.pieces(every)))
     told, kept = [pl.DataFrame(schema=types)], dict[int, np.ndarray]()
+    wrong = dict[int, InputError]()
 
     def keep(piece: tuple[int, pl.DataFrame | np.ndarray]) -> None:
-        kept[piece[0]] = encode(*piece)
+        try:
+            kept[piece[0]] = encode(*piece)
+        except InputError as error:
+            kept[piece[0]] = np.zeros((len(piece[1]), len(standard.columns)), np.float32)
+            wrong[piece[0]] = error
 
     def pieces() -> Iterator[tuple[int, pl.DataFrame | np.ndarray]]:
         for row, content in _counted(part.pieces(every)):
@@ -233,6 +306,8 @@ def _read(part: Part, types: Types, standard: Schema) -> tuple[pl.DataFrame, Ite
             yield row, content
 
     on_all_cores(keep, pieces())
+    if wrong:
+        problems.found.append(wrong[min(wrong)])
     return without_blank_end(pl.concat(told)), _let_go(kept)
 
 
@@ -260,7 +335,8 @@ def _kind(parts: Sequence[Part], name: str, *, is_feature: bool) -> str:
             names = listed(list(part.types), quote=False)
             raise InputError(f"{part.where} has no column '{name}'; its columns are {names}.")
         kind = part.types[name]
-        if not (kind.is_numeric() or is_category(kind) or kind == pl.Null):
+        time = is_feature and kind.is_temporal() and kind != pl.Duration
+        if not (kind.is_numeric() or is_category(kind) or kind == pl.Null or time):
             cure = f", or leave the column out with --drop {shlex.quote(name)}" if is_feature else ""
             raise InputError(
                 f"Column '{name}' of {part.where} holds {in_words(kind)}; make numbers or texts of it{cure}."

@@ -1,39 +1,53 @@
-"""Tables of the user's own: a file with a column that names the client, or a folder with a file for each."""
+"""Tables of the user's own: a file with a column that names the client, a folder with a file for each client,
+or a frame in memory."""
 
 from __future__ import annotations
 
 import csv
 import dataclasses
 import difflib
+import hashlib
 import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from pfedme.data.arrays import has_test, open_arrays
-from pfedme.data.fitting import Told, fit, fit_label, tell, understand_label
+from pfedme.data.fitting import Told, fit, fit_label, tell
+from pfedme.data.frames import Held, as_frame
 from pfedme.data.layout import Layout, Strata, lay_out
-from pfedme.data.reading import Late, Part, files_of, open_parts, shown
+from pfedme.data.notes import notes
+from pfedme.data.reading import Late, Part, Reading, files_of, open_frame, open_parts, shown
 from pfedme.data.rows import Rows, read_rows
-from pfedme.errors import InputError
+from pfedme.data.understanding import Texts, columns_of_text, refuse_forms, understand_label
+from pfedme.errors import InputError, Problems
 from pfedme.federation import Federation
 from pfedme.hashing import fingerprint, ids_of_names
-from pfedme.schema import Schema, listed
+from pfedme.schema import Column, Schema, listed
 from pfedme.spec import Seed, Share
-from pfedme.tree import record
 
 OPTIONS = {
     "client": "--client", "label": "--label", "features": "--features", "drop": "--drop", "task": "--task",
-    "test": "--test", "impute": "--impute", "train": "--train", "seed": "--split-seed",
+    "test": "--test", "impute": "--impute", "drop_missing_labels": "--drop-missing-labels", "na": "--na",
+    "decimal": "--decimal", "sheet": "--sheet", "train": "--train", "seed": "--split-seed",
 }  # fmt: skip
 """The fields of a table that are options of the command line."""
+FRAME, TEST_FRAME = "the frame", "the test frame"
+"""What messages call tables in memory."""
 
 
-@record
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Table:
-    """A table of the user's own: CSV, TSV, Parquet or NPZ, or a folder of such files."""
+    """A table of the user's own: CSV, TSV, Parquet, Excel or NPZ, or a folder of such files; or, in Python, a
+    frame of polars or pandas.
+
+    >>> import polars as pl
+    >>> rows = pl.DataFrame({"who": ["a", "b"] * 4, "age": range(8), "ill": ["yes", "no", "no", "yes"] * 2})
+    >>> Table(frame=rows, client="who", label="ill").load().names
+    ('a', 'b')
+    """
 
     name: ClassVar[str] = "table"
 
@@ -53,6 +67,14 @@ class Table:
     """A table of test rows; without it, each client's rows are split."""
     impute: Literal["mean"] | None = None
     """mean: a missing number becomes the mean, a missing category one of its own; refused if not given."""
+    drop_missing_labels: bool = False
+    """Rows without a label are left out; refused if not given."""
+    na: tuple[str, ...] = ()
+    """Further words, or numbers, that count as missing values, joined by commas."""
+    decimal: Literal[".", ","] | None = None
+    """The decimal sign of numbers in text files; found out if not given."""
+    sheet: str | None = None
+    """Sheet of an Excel file; the first if not given."""
     train: Share = 0.75
     """Share of a client's rows to train on, where there is no table of test rows."""
     seed: Seed = 0
@@ -61,19 +83,49 @@ class Table:
     """The client that all rows belong to, where it is one of several with tables of their own."""
     fingerprint: str = ""
     """Of the files' content: what makes sure that a run goes on with the data that it began with."""
+    frame: Any = dataclasses.field(default=None, metadata={"recorded": False})
+    """In Python, the rows themselves in place of `path`."""
+    test_frame: Any = dataclasses.field(default=None, metadata={"recorded": False})
+    """The test rows in place of `test`."""
+
+    def __post_init__(self) -> None:
+        for name, path in (("frame", self.path), ("test_frame", self.test)):
+            value = getattr(self, name)
+            if value is not None and path:
+                raise InputError(f"A table has a file or a {name}, not both; leave out one of them.")
+            if value is not None and not isinstance(value, Held):
+                object.__setattr__(self, name, Held(as_frame(value, f"The rows of {name}")))
+        if self.test_frame is not None and self.frame is None:
+            raise InputError("A table with a test_frame needs a frame; give both, or files for both.")
+        for name in ("features", "drop", "na"):
+            if isinstance(value := getattr(self, name), list):
+                object.__setattr__(self, name, tuple(value))
 
     def words(self) -> list[str]:
         """The command line that describes this table."""
         words = ["--data", self.path]
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if field.name in OPTIONS and value != field.default:
+            if field.name in OPTIONS and value is True:
+                words.append(OPTIONS[field.name])
+            elif field.name in OPTIONS and value != field.default:
                 words += [OPTIONS[field.name], joined(value) if isinstance(value, tuple) else str(value)]
         return words
 
     def pinned(self) -> Table:
         """This table with its whole path and the fingerprint of its files, which must be the one that was
         given, if one was."""
+        if self.frame is not None:
+            now = hashlib.sha256(
+                repr((self.frame.sha256, self.test_frame and self.test_frame.sha256)).encode()
+            )
+            return dataclasses.replace(self, fingerprint=now.hexdigest())
+        if not self.path:
+            raise InputError(
+                "The rows of this run were a frame in Python and are not in any file; train again with it."
+                if self.fingerprint
+                else "A table needs a path, or in Python a frame."
+            )
         path, test = (str(Path(p).absolute()) if p else p for p in (self.path, self.test))
         files = [file for p in (path, test) if p for file in files_of(Path(p))]
         try:
@@ -98,30 +150,58 @@ class Table:
         """The federation; `whole` as in `open_parts`."""
         tables = self._read(schema, whole=whole)
         rows = tables[0]
-        plan, y, layout = self._laid_out(tables, schema)
+        plan, texts = (schema, {}) if schema else self._understood(tables)
+        if schema:
+            self._refuse_problems(tables, Problems(), [])
+        y, layout = self._laid_out(tables, plan)
         if schema is None:
-            x, plan = fit(tables, layout, plan)
+            x, plan = fit(tables, layout, plan, texts)
             plan = fit_label(rows, layout, plan)
         else:
             # An owner tells the categories of its training rows; its test rows may have others.
             x = layout.filled(tables, schema, strict=not self.owner)
         y = layout.placed(y or [table.labels(plan) for table in tables])
-        return Federation(
+        federation = Federation(
             x=x, y=y, n_train=layout.n_train, n_test=layout.n_test, classes=len(plan.labels), ids=layout.ids,
-            names=rows.client.names, schema=plan, shape=rows.parts[0].shape,
+            names=rows.client.names, schema=plan, shape=rows.parts[0].shape, origin=layout.origin(),
+            files=tuple((p.where, h) for t in tables for p, h in zip(t.parts, t.heights, strict=True)),
         ).checked()  # fmt: skip
+        said = [note for table in tables for note in table.notes]
+        return dataclasses.replace(federation, notes=(*dict.fromkeys([*notes(federation, rows), *said]),))
 
-    def _laid_out(self, tables: list[Rows], schema: Schema | None) -> tuple[Schema, list[np.ndarray], Layout]:
-        """The schema as far as it is known, the labels of a classification, and where rows belong."""
-        rows, plan = tables[0], schema
-        if plan is None:
-            task, labels = understand_label(rows, self.task, among_others=bool(self.owner))
-            plan = Schema((), rows.label.name, rows.client_column, task, labels, impute=bool(self.impute))
+    def _understood(self, tables: Sequence[Rows]) -> tuple[Schema, Texts]:
+        """The schema as far as the label tells it, and what becomes of columns that were read as text; raises
+        one error for all that is wrong with the table."""
+        rows, problems = tables[0], Problems()
+        plan = Schema((), rows.label.name, rows.client_column, "classification", impute=bool(self.impute))
+        if not rows.label.is_null().any():
+            with problems:
+                task, labels, form = understand_label(rows, self.task, among_others=bool(self.owner))
+                plan = dataclasses.replace(plan, task=task, labels=labels, label_form=form, na=self.na)
+        texts: Texts = {}
+        for name in rows.texts:
+            with problems:
+                texts[name] = columns_of_text(rows, name)
+        self._refuse_problems(tables, problems, [*rows.numbers, *texts])
+        if self.owner:
+            label = Column(plan.label, "number", form=plan.label_form)
+            refuse_forms([label, *(column for own in texts.values() for column in own)], rows)
+        return plan, texts
+
+    def _refuse_problems(self, tables: Sequence[Rows], problems: Problems, columns: Sequence[str]) -> None:
+        """Raises one error for all problems, if there are any, and for values of columns that are missing."""
+        problems.found[:0] = [problem for table in tables for problem in table.problems]
+        if problems.found and not self.impute and (missing := tables[0].missing(columns)):
+            problems.found.append(missing)
+        problems.raise_any(tables[0].where)
+
+    def _laid_out(self, tables: list[Rows], plan: Schema) -> tuple[list[np.ndarray], Layout]:
+        """The labels of a classification, and where rows belong."""
         y, strata = list[np.ndarray](), None
         if plan.task == "classification":
             y = [table.labels(plan) for table in tables]
             strata = Strata(y[0], ids_of_names(plan.labels))
-        return plan, y, lay_out(tables, strata, self.train, self.seed)
+        return y, lay_out(tables, strata, self.train, self.seed)
 
     def tell(self, least: int = 1) -> Told:
         """What the owner of all rows tells of them, so that a federation can agree on a schema; of a text
@@ -129,8 +209,9 @@ class Table:
         for whole in (False, True):
             try:
                 tables = self._read(None, whole=whole)
-                plan, _, layout = self._laid_out(tables, None)
-                return tell(tables, layout, plan, least)
+                plan, texts = self._understood(tables)
+                _, layout = self._laid_out(tables, plan)
+                return tell(tables, layout, plan, texts, least)
             except Late:
                 if whole:
                     raise
@@ -138,30 +219,43 @@ class Table:
 
     def _read(self, schema: Schema | None, *, whole: bool) -> list[Rows]:
         """The table, and the one of test rows if there is one."""
-        path = Path(self.path)
-        named = [column.name for column in schema.columns] if schema else list(self.features)
+        reading = Reading(self.na, self.decimal, self.sheet)
+        named = list(schema.sources) if schema else list(self.features)
         used = [*named, *filter(None, (self.client, self.label))] if named else None
-        parts = open_parts(path, used, whole=whole, quick=not whole)
+        if self.frame is not None:
+            path = Path(FRAME)
+            parts = [open_frame(FRAME, self.frame.frame, reading)]
+        else:
+            path = Path(self.path)
+            parts = open_parts(path, used, whole=whole, quick=not whole, reading=reading)
         client, label = self._client_and_label(path, parts)
         columns = named if schema else self._columns(parts, client, label)
-        tables = [read_rows(path, parts, client, label, columns, schema, self.owner)]
+
+        def rows_of(path: Path, parts: list[Part], known: Schema | None) -> Rows:
+            return read_rows(
+                path, parts, client, label, columns, known, self.owner,
+                drop_missing_labels=self.drop_missing_labels,
+            )  # fmt: skip
+
+        tables = [rows_of(path, parts, schema)]
         known = schema or tables[0].plan
         test = self.test and Path(self.test)
         arrays = path.suffix.lower() == ".npz" and has_test(path)
         if test and arrays:
             raise InputError(f"{shown(path)} has test rows of its own, x_test; leave out --test or them.")
         if arrays:
-            tables.append(
-                read_rows(path, [open_arrays(path, "_test")], client, label, columns, known, self.owner)
-            )
+            tables.append(rows_of(path, [open_arrays(path, "_test")], known))
+        elif self.test_frame is not None:
+            held = [open_frame(TEST_FRAME, self.test_frame.frame, reading)]
+            tables.append(rows_of(Path(TEST_FRAME), held, known))
         elif test:
             names = [*columns, *filter(None, (client, label))]
-            held = open_parts(test, names, whole=whole, quick=not whole)
+            held = open_parts(test, names, whole=whole, quick=not whole, reading=reading)
             if client is None and not test.is_dir() and not self.owner:
                 raise InputError(
                     f"--test {shown(test)} must be a folder with a file for each client, as --data is."
                 )
-            tables.append(read_rows(test, held, client, label, columns, known, self.owner))
+            tables.append(rows_of(test, held, known))
         return tables
 
     def _client_and_label(self, path: Path, parts: Sequence[Part]) -> tuple[str | None, str]:
@@ -174,19 +268,23 @@ class Table:
             )
         client = self.client or ("client" if arrays and not path.is_dir() and not self.owner else None)
         label = self.label or ("y" if arrays else None)
-        columns = listed(names, quote=False)
-        if label is None:
-            raise InputError(
-                f"What is to be predicted in {where}? Give --label, one of its columns {columns}."
-            )
-        if client is None and not path.is_dir() and not self.owner:
-            raise InputError(
-                f"Whose are the rows of {where}? Give --client, one of its columns {columns}, or a folder "
-                "with a file for each client."
-            )
+        columns, problems = listed(names, quote=False), Problems()
+        with problems:
+            if label is None:
+                raise InputError(
+                    f"What is to be predicted in {where}? Give --label, one of its columns {columns}."
+                )
+        with problems:
+            if client is None and not path.is_dir() and not self.owner:
+                raise InputError(
+                    f"Whose are the rows of {where}? Give --client, one of its columns {columns}, or a "
+                    "folder with a file for each client."
+                )
         for option, name in (("--client", client), ("--label", label)):
             if name is not None and name not in names:
-                raise _no_column(option, name, names, where)
+                problems.found.append(_no_column(option, name, names, where))
+        problems.raise_any(where)
+        assert label is not None
         if client == label:
             raise InputError(f"--client and --label are both '{client}'; they must be different columns.")
         stems = [part.stem for part in parts]
@@ -196,10 +294,10 @@ class Table:
 
     def _columns(self, parts: Sequence[Part], client: str | None, label: str) -> list[str]:
         """The columns of features."""
-        names, where = list(parts[0].types), parts[0].where
+        names, where, problems = list(parts[0].types), parts[0].where, Problems()
         anywhere = list(dict.fromkeys(name for part in parts for name in part.types))
-        for option, given in (("--features", self.features), ("--drop", self.drop)):
-            for name in given:
+        for option, name in [("--features", n) for n in self.features] + [("--drop", n) for n in self.drop]:
+            with problems:
                 if name not in anywhere:
                     raise _no_column(option, name, anywhere, where)
                 if name in (client, label):
@@ -211,12 +309,15 @@ class Table:
             columns = [name for name in names if name not in (client, label, *self.drop)]
             for part in parts[1:]:
                 own = {name for name in part.types if name not in (client, label, *self.drop)}
-                if odd := sorted(own ^ set(columns)):
-                    has, lacks = (part, parts[0]) if odd[0] in own else (parts[0], part)
-                    raise InputError(
-                        f"{has.where} has a column '{odd[0]}' and {lacks.where} has none; leave it out with "
-                        "--drop, or name the columns to use by --features."
+                for odd in sorted(own ^ set(columns)):
+                    has, lacks = (part, parts[0]) if odd in own else (parts[0], part)
+                    problems.found.append(
+                        InputError(
+                            f"{has.where} has a column '{odd}' and {lacks.where} has none; leave it out with "
+                            "--drop, or name the columns to use by --features."
+                        )
                     )
+        problems.raise_any(where if len(parts) == 1 else shown(parts[0].path.parent))
         if not columns:
             raise InputError(f"No column of {where} is left to predict '{label}' from.")
         return columns

@@ -7,6 +7,7 @@ import contextlib
 import csv
 import gzip
 import io
+import itertools
 import re
 import zlib
 from collections.abc import Sequence
@@ -14,23 +15,49 @@ from pathlib import Path
 
 import polars as pl
 
-from pfedme.data.reading import Late, Part, Types, explained, lazy_part, read_as, short, shown
+from pfedme.data.reading import (
+    NULLS,
+    PLAINLY,
+    Late,
+    Part,
+    Reading,
+    Types,
+    explained,
+    lazy_part,
+    read_as,
+    short,
+    shown,
+)
 from pfedme.errors import InputError
+from pfedme.forms import NEARLY_ALL
 from pfedme.schema import is_number
 
 SEPARATORS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
-NULLS = ["", "NA", "N/A", "n/a", "NaN", "nan", "null", "NULL", "<NA>", "#N/A"]
-"""What counts as a missing value."""
 SAMPLE = 10_000
 """Rows by which it is told at first what a column holds."""
+LOOKED_AT = 500
+"""Rows by which it is told whether numbers have decimal commas."""
+DECIMAL_COMMA = r"[+-]?(\d+|\d{1,3}(\.\d{3})+)(,\d+)?"
+DECIMAL_POINT = r"[+-]?\d+\.(\d{1,2}|\d{4,})"
+"""A number whose point is no thousands separator."""
 
 
-def open_text(path: Path, used: Sequence[str] | None, *, whole: bool = False, quick: bool = False) -> Part:
+def open_text(
+    path: Path,
+    used: Sequence[str] | None,
+    *,
+    whole: bool = False,
+    quick: bool = False,
+    reading: Reading = PLAINLY,
+) -> Part:
     """A CSV or TSV file; see `open_parts`."""
     start = _start(path)
     separator, names = _header(path, start)
-    names = _checked(names, used, shown(path))
-    quick = quick and not _has_null(start, separator)
+    names = checked_names(names, used, shown(path))
+    words = [*NULLS, *reading.na]
+    quick = quick and not _has_null(start, separator, words)
+    column = None if reading.decimal else _with_decimal_commas(start, separator, words)
+    comma = reading.decimal == "," or column is not None
 
     def explain(reason: str) -> InputError:
         if "could not parse" in reason and "dtype `str`" not in reason and not whole:
@@ -39,29 +66,59 @@ def open_text(path: Path, used: Sequence[str] | None, *, whole: bool = False, qu
 
     def scan(types: Types) -> pl.LazyFrame:
         # To look for these words in every field takes polars as long as all else.
-        nulls = None if quick else NULLS
+        nulls = None if quick else words
         # Numbers are read as such, and all else as text, which alone polars checks to be UTF-8.
         every = {name: pl.Float64() if types.get(name) == pl.Float64 else pl.String() for name in names}
         table = pl.scan_csv(
             path, separator=separator, glob=False, null_values=nulls, schema=every, has_header=False,
-            skip_rows=1, raise_if_empty=False,
+            skip_rows=1, raise_if_empty=False, decimal_comma=comma,
         )  # fmt: skip
         return table.select(read_as(name, types[name]) for name in types)
 
     with explained(explain):
         table = pl.scan_csv(
-            path, separator=separator, glob=False, null_values=NULLS, new_columns=names,
-            infer_schema_length=None if whole else SAMPLE,
+            path, separator=separator, glob=False, null_values=words, new_columns=names,
+            infer_schema_length=None if whole else SAMPLE, decimal_comma=comma,
         )  # fmt: skip
         types = {name: kind for name, kind in table.collect_schema().items() if name[:1] != "\0"}
     # polars counts the fields of a row only if it reads all columns.
     how = pl.QueryOptFlags(projection_pushdown=False)
-    return lazy_part(path, types, scan, explain, how, frozenset(NULLS) if quick else frozenset())
+    nulls, notes = frozenset(words) if quick else frozenset(), ()
+    if column is not None:
+        notes = (
+            f"The numbers of {shown(path)} are read with decimal commas, as in '{names[column]}'; give "
+            "--decimal . if that is wrong.",
+        )
+    return lazy_part(path, types, scan, explain, how, nulls, "," if comma else reading.decimal, notes)
 
 
-def _has_null(start: str, separator: str) -> bool:
+def _with_decimal_commas(start: str, separator: str, nulls: Sequence[str]) -> int | None:
+    """The first column of numbers with decimal commas, if no other has decimal points; none among columns
+    that are separated by commas, where they are rare enough to be found out later."""
+    if separator == "," or "," not in start:
+        return None
+    # The last line may be cut off.
+    lines = io.StringIO(start.rpartition("\n")[0], newline="")
+    with contextlib.suppress(csv.Error):
+        records = list(itertools.islice(csv.reader(lines, delimiter=separator), LOOKED_AT + 1))[1:]
+        found = None
+        for k, fields in enumerate(itertools.zip_longest(*records, fillvalue="")):
+            values = [field.strip() for field in fields if field.strip() not in nulls]
+            fits = [value for value in values if re.fullmatch(DECIMAL_COMMA, value)]
+            if any(re.fullmatch(DECIMAL_POINT, value) for value in values):
+                return None
+            commas = [value for value in fits if "," in value]
+            # 1,234 alone may mean a thousand and more, except where Excel makes columns of semicolons.
+            plain = separator == ";" or not all(re.fullmatch(r".*,\d{3}", value) for value in commas)
+            if found is None and commas and plain and len(fits) >= NEARLY_ALL * len(values):
+                found = k
+        return found
+    return None
+
+
+def _has_null(start: str, separator: str, nulls: Sequence[str]) -> bool:
     """Whether a field is one of the words that count as a missing value."""
-    between, words = f"[{re.escape(separator)}\\r\\n]", "|".join(map(re.escape, filter(None, NULLS)))
+    between, words = f"[{re.escape(separator)}\\r\\n]", "|".join(map(re.escape, filter(None, nulls)))
     return re.search(f'{between}"?({words})"?({between}|$)', start) is not None
 
 
@@ -92,7 +149,7 @@ def _fields(record: str, separator: str) -> list[str]:
     return []
 
 
-def _checked(names: Sequence[str], used: Sequence[str] | None, where: str) -> list[str]:
+def checked_names(names: Sequence[str], used: Sequence[str] | None, where: str) -> list[str]:
     """The names, once those that matter are there, and there once; the others are made different."""
     out = []
     for place, name in enumerate(names):

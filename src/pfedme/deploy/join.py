@@ -58,7 +58,7 @@ class Joining:
         given = {
             name.replace("_", "-"): joined(value) if isinstance(value, tuple) else value
             for name in OPTIONS
-            if name != "client" and (value := getattr(table, name)) not in (None, ())
+            if name != "client" and (value := getattr(table, name)) not in (None, ()) and value is not False
         }
         if table.test:
             given["test"] = str(Path(table.test).absolute())

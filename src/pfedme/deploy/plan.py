@@ -12,6 +12,9 @@ from pfedme.errors import InputError
 from pfedme.models import MODELS, Description
 from pfedme.spec import Count, Index, NonNegative, Positive, Seed, build, check, to_json
 
+UNSEEN_CURVATURE = 100.0
+"""What L is taken for where no step size is given: well above that of most standardised tables."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
@@ -42,6 +45,10 @@ class Plan:
     """Seconds to wait for enough clients."""
     eval_every: Index = 0
     """Rounds between two evaluations, each of which costs another exchange; 0: only in the end."""
+
+    def __post_init__(self) -> None:
+        # The server sees no rows that could tell how large steps may be.
+        object.__setattr__(self, "algorithm", self.algorithm.with_steps(UNSEEN_CURVATURE))
 
     def checked(self) -> Plan:
         """This plan, once it is known that it can be carried out."""

@@ -23,6 +23,7 @@ from pfedme.data.fitting import MOST_CATEGORIES, Moments, Told
 from pfedme.deploy.messages import Refusal
 from pfedme.deploy.plan import Plan, model_words
 from pfedme.errors import InputError, unknown
+from pfedme.forms import PLAIN
 from pfedme.models import MODELS
 from pfedme.schema import Column, Schema
 from pfedme.spec import Count, Index, NonNegative, Positive, build, field_types
@@ -145,6 +146,9 @@ class Policy:
             raise Refusal("the agreement is not about the label and the task of its table")
         if len(schema.columns) != len(told.numbers) + len(told.categories):
             raise Refusal("the agreement has other columns than its table")
+        forms = [schema.label_form, *(column.form for column in schema.columns)]
+        if schema.na or any(column.of for column in schema.columns) or any(f != PLAIN for f in forms):
+            raise Refusal("the agreement is not about plain numbers and categories")
         features = len(told.numbers) + sum(map(len, told.categories.values()))
         if schema.features > MANY_FEATURES * features + FEW_FEATURES:
             raise Refusal(f"the agreement makes {schema.features:,} features of its {features:,}")

@@ -26,6 +26,7 @@ from pfedme.report.tables import newcomer_sentence
 from pfedme.run import Run
 from pfedme.simulate import State
 from pfedme.spec import to_json
+from pfedme.verdict import Interval
 
 LAM = 15.0
 """The λ that is given to pFedMe, the paper's."""
@@ -39,7 +40,7 @@ class Setting:
     data: str
     """Its source; `{seed}` stands for the seed of the repetition."""
     about: str
-    how: Personalize = dataclasses.field(default_factory=lambda: Personalize(scratch=1000))
+    how: Personalize = dataclasses.field(default_factory=Personalize)
     rounds: int = 100
     lam_step: float = 0.01
     """pFedMe's inner step, which must be below 2/(L + λ)."""
@@ -48,11 +49,15 @@ class Setting:
 
     def run(self, seed: int, *, scale: Scale, pfedme: bool = False, newcomers: bool = False) -> Run:
         """The training of the shared model: by FedAvg, or by pFedMe for its own personal models."""
-        algorithm = PFedMe(lam=LAM, alpha=self.lam_step, eta=0.01) if pfedme else FedAvg(eta=0.02)
+        algorithm = (
+            PFedMe(lam=LAM, alpha=self.lam_step, eta=0.01)
+            if pfedme
+            else FedAvg(eta=0.02, aggregation="uniform")
+        )
         return Run(
             algorithm=algorithm,
             data=parse_data(scale.data(self.data).format(seed=seed)),
-            model=MLR(),
+            model=MLR(l2=0.001),
             rounds=max(2, self.rounds // scale.divide),
             seed=seed,
             holdout_clients=0.2 if newcomers else None,
@@ -73,9 +78,7 @@ class Scale:
 
     def how(self, how: Personalize) -> Personalize:
         """The steps of each fit, fewer in a quick study."""
-        return dataclasses.replace(
-            how, steps=max(2, how.steps // self.divide), scratch=max(4, how.scratch // self.divide)
-        )
+        return dataclasses.replace(how, steps=max(2, how.steps // self.divide))
 
 
 FULL, QUICK, TINY = Scale(), Scale(seeds=1, divide=5), Scale(seeds=2, divide=50, tiny=True)
@@ -109,14 +112,12 @@ SETTINGS: tuple[Setting, ...] = (
         "mnist-two-labels",
         "mnist",
         "the paper's MNIST, two labels a client",
-        Personalize(scratch=5000),
         rounds=200,
     ),
     Setting(
         "synthetic-0.5-0.5",
         "synthetic",
         "the paper's Synthetic(0.5, 0.5)",
-        Personalize(scratch=5000),
         rounds=200,
     ),
     *(
@@ -124,7 +125,6 @@ SETTINGS: tuple[Setting, ...] = (
             f"synthetic-{value}-{value}",
             f"synthetic:alpha={value},beta={value},seed={{seed}}",
             f"Synthetic({value}, {value})",
-            Personalize(scratch=2000),
         )
         for value in (0, 1)
     ),
@@ -206,6 +206,7 @@ def _recorded(study: Study, setting: Setting, seed: int, scale: Scale) -> Unit:
     other = setting.run(seed, scale=scale, pfedme=True)
     rows = NEWCOMER_ROWS if setting.newcomers else ()
     what = [run.digest(), other.digest(), to_json(scale.how(setting.how)), PATH, rows, __version__]
+    what += ["intervals over newcomers"] if rows else []
     digest = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]
     path = study.runs / f"gain-{digest}.json"
     if path.exists():
@@ -311,8 +312,16 @@ def _mean_levels(units: Sequence[Unit]) -> list[Level]:
             name: {k: float(np.mean([v["methods"][name][k] for v in same])) for k in same[0]["methods"][name]}
             for name in same[0]["methods"]
         }
-        levels.append(Level(same[0]["rows"], sum(v["clients"] for v in same), methods))
+        clients = sum(v["clients"] for v in same)
+        levels.append(Level(same[0]["rows"], clients, methods, _mean_gain([v["gain"] for v in same])))
     return levels
+
+
+def _mean_gain(gains: Sequence[dict[str, float]]) -> dict[str, float]:
+    """The mean of gains in federations that have nothing to do with each other, with its interval."""
+    mean = float(np.mean([gain["mean"] for gain in gains]))
+    half = float(np.linalg.norm([gain["high"] - gain["mean"] for gain in gains])) / len(gains)
+    return Interval(mean, mean - half, mean + half)._asdict()
 
 
 def page(rows: Sequence[Row], curves: dict[str, list[Level]], units: dict[str, list[Unit]]) -> str:
@@ -329,7 +338,6 @@ def page(rows: Sequence[Row], curves: dict[str, list[Level]], units: dict[str, l
         ],
     )  # fmt: skip
     by_name = {row.setting.name: row for row in rows}
-    budgets = [f"{steps:,}" for steps in sorted({row.setting.how.scratch for row in rows})]
     pays = [row for row in rows if row.pays]
     nothing = [row for row in rows if abs(row.over_alone.mean) < 1]
     level = [row for row in rows if abs(row.over_global.mean) < 1]
@@ -361,9 +369,9 @@ rows, means over clients and {rows[0].over_alone.seeds} seeds, with 95 % interva
 *fine-tuned* is the end of the path from the shared model (FedAvg's), λ = 0; *pfedme* is Algorithm 1 with
 λ = {LAM:g} for all; *own-lambda* is what each client would choose if alone were no choice. *Harmed* are
 clients that the recommended model leaves more than a point below alone, beyond their own 95 % interval. A
-client has at most the number of training rows that is named. *Alone* takes {" or ".join(budgets)} steps
-from scratch, the most on the paper's two federations, whose data are the same for all seeds; the others are
-drawn anew.
+client has at most the number of training rows that is named. *Alone* has the rounds and the l2 that are best
+on validation rows. The data of the paper's two federations are the same for all seeds; the others are drawn
+anew.
 
 ![What each client gains over alone and over the global model, and the λ it chose](results/gain.png)
 

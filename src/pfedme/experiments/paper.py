@@ -114,7 +114,7 @@ TINY = Scale(divide=200, seeds=2, evaluations=5, tiny=True)
 
 def algorithms(tuned: Tuned, version: Version, *, beta: float = 2.0) -> dict[str, Algorithm]:
     """The paper's three algorithms with these settings; `beta` is pFedMe's."""
-    common: dict[str, Any] = {}
+    common: dict[str, Any] = {"aggregation": "uniform"}
     released = version == "released"
     if released:
         common = {"aggregation": "samples", "batches": "cycled"}
@@ -134,7 +134,10 @@ def algorithms(tuned: Tuned, version: Version, *, beta: float = 2.0) -> dict[str
 
 def baselines(tuned: Tuned) -> dict[str, Algorithm]:
     """What the paper leaves out: each client alone, and FedAvg fine-tuned."""
-    return {"alone": Alone(eta=tuned.fedavg), "fedavg-ft": FedAvgFT(eta=tuned.fedavg)}
+    return {
+        "alone": Alone(eta=tuned.fedavg, l2="model"),
+        "fedavg-ft": FedAvgFT(eta=tuned.fedavg, aggregation="uniform"),
+    }
 
 
 def model_of(kind: Kind, algorithm: Algorithm, version: Version) -> MLR | DNN:

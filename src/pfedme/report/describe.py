@@ -30,7 +30,7 @@ def describe(federation: Federation) -> dict[str, Any]:
         **(numbers(f) if f.classes == 0 else classes(f)),
         "note": f.note,
     }
-    told["warnings"] += cautions(f)
+    told["warnings"] += [*f.notes, *cautions(f)]
     target = {"name": f.schema.label, "labels": list(f.schema.labels)} if f.schema else None
     return {**told, "target": target, "columns": columns(f), "unlike": unlike(f)}
 

@@ -72,6 +72,8 @@ def _columns(told: list[dict[str, Any]]) -> Listing:
         if column["kind"] == "number":
             numbers = [_number(column[k]) for k in ("mean", "std", "min", "max")]
             rows.append([column["name"], "number", *numbers, ""])
+        elif column["kind"] == "date":
+            rows.append([column["name"], "date", column["mean"], "", column["min"], column["max"], ""])
         else:
             common = sorted(column["categories"].items(), key=lambda item: -item[1])
             shown = ", ".join(f"{name} {n:,}" for name, n in common[:MOST_CATEGORIES])

@@ -12,7 +12,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FormatStrFormatter
 
-from pfedme.report.measure import ACCURACY, measure_of
+from pfedme.metrics import mean_interval
+from pfedme.report.measure import ACCURACY, MEASURES, measure_of
+from pfedme.report.tables import baseline_name
 
 KINDS = ("global", "local", "personal")
 History = Sequence[dict[str, Any]]
@@ -23,10 +25,11 @@ DASHES = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (5, 1, 1, 1)), (0, (8, 2)), (0, (
 
 
 def curves(runs: Mapping[str, Sequence[History]]) -> bytes:
-    """A PNG of test accuracy, or R², and training loss against rounds.
+    """A PNG of test accuracy, or another metric, and training loss against rounds.
 
     `runs` maps an algorithm's name to its histories, one a seed. With one algorithm its models share the
-    panels; with several each model has panels of its own, and `alone` is drawn in all of them.
+    panels; with several each model has panels of its own, and `alone` is drawn in all of them. A grey line
+    shows what needs no learning.
     """
     runs = {name: histories for name, histories in runs.items() if histories}
     single = len(runs) <= 1
@@ -36,8 +39,13 @@ def curves(runs: Mapping[str, Sequence[History]]) -> bytes:
         figsize=(7.2, 2.9) if single else (3.0 * columns + 0.4, 5.0), layout="constrained", dpi=200
     )
     axes = figure.subplots(1, 2) if single else figure.subplots(2, columns, squeeze=False, sharey="row")
-    last = (history[-1] for histories in runs.values() for history in histories)
+    last = [history[-1] for histories in runs.values() for history in histories]
     what = next(map(measure_of, last), ACCURACY)
+    unlearned = [
+        (value, baseline_name(entry))
+        for entry in last
+        if (value := what.of(entry.get("baseline", {}))) is not None
+    ]
     for row, (measure, label) in enumerate(((what.key, what.axis), ("train_loss", "training loss"))):
         for column, kind in enumerate(kinds):
             at: Axes = axes[row] if single else axes[row, column]
@@ -47,6 +55,9 @@ def curves(runs: Mapping[str, Sequence[History]]) -> bytes:
                     continue
                 style = column if single else k
                 _line(at, histories, own, measure, kind if single else name, style)
+            if measure == what.key:
+                for value, name in unlearned[:1]:
+                    at.axhline(value, color="#888888", linewidth=0.9, linestyle=":", label=name)
             dress(at, measure, "round", label if single or column == 0 else "", "" if single else kind)
     handles: dict[str, Any] = {}
     for at in np.ravel(axes):
@@ -158,18 +169,18 @@ def png(figure: Figure) -> bytes:
 
 
 def _line(at: Axes, histories: Sequence[History], kind: str, measure: str, label: str, style: int) -> None:
-    """The mean over seeds, and a band of one standard deviation if there are several."""
-    scale = 100 if measure == "accuracy" else 1
+    """The mean over seeds, and a band of its 95 % interval if there are several."""
+    scale = MEASURES[measure].scale if measure in MEASURES else 1
     rounds = [entry["round"] for entry in histories[0] if kind in entry]
     values = scale * np.array(
-        [[_nan(entry[kind][measure]) for entry in history if kind in entry] for history in histories]
+        [[_nan(entry[kind].get(measure)) for entry in history if kind in entry] for history in histories]
     )
     colour, dash = COLOURS[style % len(COLOURS)], DASHES[style % len(DASHES)]
     mean = values.mean(axis=0)
     at.plot(rounds, mean, color=colour, linestyle=dash, linewidth=1.4, label=label)
     if len(values) > 1:
-        std = values.std(axis=0, ddof=1)
-        at.fill_between(rounds, mean - std, mean + std, color=colour, alpha=0.18, linewidth=0)
+        half = np.array([mean_interval(column)[1] for column in values.T])
+        at.fill_between(rounds, mean - half, mean + half, color=colour, alpha=0.18, linewidth=0)
 
 
 def _nan(value: float | None) -> float:

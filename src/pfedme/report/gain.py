@@ -25,16 +25,17 @@ def gain_figure(found: Personalized, federation: Federation) -> bytes:
     """A PNG: each client's gain over alone and over the global model, and the λ it chose, by its rows."""
     figure = Figure(figsize=(7.2, 3.0), layout="constrained", dpi=200)
     left, right = figure.subplots(1, 2)
-    rows = federation.n_train.astype(float)
+    rows, what = federation.n_train.astype(float), found.measure
     tested = federation.n_test > 0
     for place, (name, colour) in enumerate((("alone", COLOURS[0]), ("global", COLOURS[1]))):
         gain, interval = found.gain(found.of(name))
         left.errorbar(
-            rows[tested] * (1 + 0.02 * place), 100 * gain[tested], 100 * interval[tested], fmt="o^"[place],
-            color=colour, markersize=3, linewidth=0.5, label=f"over {name}",
+            rows[tested] * (1 + 0.02 * place), what.scale * gain[tested], what.scale * interval[tested],
+            fmt="o^"[place], color=colour, markersize=3, linewidth=0.5, label=f"over {name}",
         )  # fmt: skip
     left.axhline(0, color="0.4", linewidth=0.8)
-    dress(left, "", "training rows of a client", "gain (points)", "")
+    unit = what.points.format("").strip() or f"in {what.name}"
+    dress(left, "", "training rows of a client", f"gain ({unit})", "")
     left.legend(frameon=False, fontsize=8)
     chosen_lam(right, rows, found.lam, [found.candidates[k].name == "alone" for k in found.choice])
     for at in (left, right):
@@ -92,16 +93,17 @@ def gain_study_figure(units: Mapping[str, Sequence[Mapping[str, Any]]]) -> bytes
 
 
 def newcomer_figure(curves: Mapping[str, Sequence[Level]]) -> bytes:
-    """A PNG with a panel for each federation: newcomers' accuracy against the number of their rows."""
+    """A PNG with a panel for each federation: newcomers' accuracy, or R², by the number of their rows."""
     columns = min(4, len(curves))
     lines = -(-len(curves) // columns)
     figure = Figure(figsize=(3.0 * columns + 0.6, 2.7 * lines + 0.4), layout="constrained", dpi=200)
     axes = np.ravel(figure.subplots(lines, columns, squeeze=False))
     for at, (title, levels) in zip(axes, curves.items(), strict=False):
+        what = levels[0].measure
         for name, place in LINES.items():
             if not all(name in level.methods for level in levels):
                 continue
-            values = [100 * level.methods[name]["mean"] for level in levels]
+            values = [what.scale * level.methods[name]["mean"] for level in levels]
             at.plot(
                 [level.rows for level in levels], values, color=COLOURS[place], linestyle=DASHES[place],
                 marker="osD^v"[place], markersize=3.2, linewidth=1.3, label=NAMES.get(name, name),
@@ -109,7 +111,7 @@ def newcomer_figure(curves: Mapping[str, Sequence[Level]]) -> bytes:
         at.set_xscale("log")
         at.set_xticks([level.rows for level in levels], [str(level.rows) for level in levels])
         at.minorticks_off()
-        dress(at, "", "training rows of a newcomer", "test accuracy (%)", title)
+        dress(at, "", "training rows of a newcomer", what.axis, title)
     for at in axes[len(curves) :]:
         at.set_visible(False)
     handles, labels = axes[0].get_legend_handles_labels()

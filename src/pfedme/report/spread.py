@@ -97,13 +97,21 @@ def cautions(federation: Federation) -> list[str]:
         said.append("There is one client only, so that there is nothing to federate.")
     if tiny := int((f.n_train < TINY).sum()):
         said.append(f"{tiny:,} client{' has' if tiny == 1 else 's have'} fewer than {TINY} training rows.")
-    owner = np.repeat(np.arange(f.clients), f.count)
-    hashes = hash_rows(f.x, f.y)
-    order = np.argsort(hashes, kind="stable")
-    equal = hashes[order][1:] == hashes[order][:-1]
-    if equal.any():
-        group = np.concatenate([[0], np.cumsum(~equal)])
-        said += _held_twice(f, owner[order], group, (np.arange(len(owner)) - f.start[owner])[order])
+    shared, seen = held_twice(f, hash_rows(f.x, f.y))
+    if shared or seen:
+        times = int(np.clip(2**21 // f.x.size, 1, 20))
+        by_chance = np.mean([held_twice(f, hash_rows(_shuffled(f, k), f.y)) for k in range(times)], axis=0)
+        n, tests = int(f.count.sum()), max(1, int(f.n_test.sum()))
+        if more_than_chance(shared, by_chance[0]):
+            said.append(
+                f"{shared:,} rows ({shared / n:.1%}) are the same as a row of another client, features and "
+                f"label; by chance there would be {_about(by_chance[0])}."
+            )
+        if more_than_chance(seen, by_chance[1]):
+            said.append(
+                f"{seen:,} test rows ({seen / tests:.1%}) are the same as a training row: results on them "
+                f"tell nothing about new ones; by chance there would be {_about(by_chance[1])}."
+            )
     for column in f.schema.columns if f.schema else ():
         at = f.schema.starts[column.name] if f.schema else 0
         own = f.x[:, at : at + column.features]
@@ -112,43 +120,67 @@ def cautions(federation: Federation) -> list[str]:
                 f"{strange:,} test row{' has' if strange == 1 else 's have'} a '{column.name}' that no "
                 "training row has, and none of its features."
             )
-        if column.features == 1 and not np.ptp(own):
-            said.append(f"Column '{column.name}' is the same in every row, and of no use.")
     labels = f.schema.labels if f.schema else ()
     if len(labels) > MANY_CLASSES and all(map(is_number, labels)):
         said.append(f"The label has {len(labels)} classes; if it is a quantity, give --task regression.")
     return said
 
 
-def _held_twice(f: Federation, owner: np.ndarray, group: np.ndarray, place: np.ndarray) -> list[str]:
-    """Warnings about equal rows, from each one's owner, group of equals, and place among its client's."""
-    said = []
-    groups, n = int(group[-1]) + 1, len(owner)
+def held_twice(f: Federation, hashes: np.ndarray) -> tuple[int, int]:
+    """How many rows are the same as a row of another client, and how many test rows as a training row; equal
+    rows have equal hashes."""
+    owner = np.repeat(np.arange(f.clients), f.count)
+    order = np.argsort(hashes, kind="stable")
+    new = np.append(True, hashes[order][1:] != hashes[order][:-1])
+    group = np.empty(len(owner), np.int64)
+    group[order] = np.cumsum(new) - 1
+    groups = int(new.sum())
+    if groups == len(owner):
+        return 0, 0
     first = np.full(groups, -1, np.int64)
     first[group[::-1]] = owner[::-1]
     several = np.zeros(groups, bool)
     several[group[owner != first[group]]] = True
-    if shared := int(several[group].sum()):
-        said.append(
-            f"{shared:,} rows ({shared / n:.1%}) are the same as a row of another client, features and label."
-        )
     held = np.broadcast_to(f.n_val, f.clients)[owner]
-    testing = place >= held + f.n_train[owner]
+    testing = np.arange(len(owner)) - f.start[owner] >= held + f.n_train[owner]
     training = np.zeros(groups, bool)
     training[group[~testing]] = True
-    if seen := int((testing & training[group]).sum()):
-        share = seen / max(1, int(f.n_test.sum()))
-        said.append(
-            f"{seen:,} test rows ({share:.1%}) are the same as a training row: results on them tell nothing "
-            "about new ones."
-        )
-    return said
+    return int(several[group].sum()), int((testing & training[group]).sum())
+
+
+def _shuffled(f: Federation, seed: int) -> np.ndarray:
+    """The features of rows that share nothing but chance: each column's values dealt out anew among the rows
+    of a client that have the same label."""
+    rng = np.random.default_rng(seed)
+    owner = np.repeat(np.arange(f.clients), f.count)
+    label = f.y if f.classes else np.zeros(len(f.y), np.int64)
+    x = f.x.reshape(len(f.x), -1)
+    widths = [column.features for column in f.schema.columns] if f.schema else [1] * x.shape[1]
+    order, out, at = np.lexsort((label, owner)), np.empty_like(x), 0
+    for width in widths:
+        dealt = np.lexsort((rng.random(len(x)), label, owner))
+        out[order, at : at + width] = x[dealt, at : at + width]
+        at += width
+    return out
+
+
+def more_than_chance(found: int, by_chance: float) -> bool:
+    """Whether so many equal rows are clearly more than chance makes, which the shuffled rows tell roughly.
+
+    >>> more_than_chance(7, 0), more_than_chance(120, 90), more_than_chance(0, 0)
+    (True, False, False)
+    """
+    return found > 2 * by_chance + 3 * by_chance**0.5
+
+
+def _about(n: float) -> str:
+    return f"about {n:,.0f}" if n >= 0.5 else "none"
 
 
 def columns(federation: Federation) -> list[dict[str, Any]]:
     """What each column of a table holds: numbers by mean, deviation and range, categories by their counts."""
     f = federation
-    return [_column(f, column) for column in f.schema.columns] if f.schema else []
+    return [_column(f, column) for column in f.schema.columns if not column.of] if f.schema else []
 
 
 def _column(federation: Federation, column: Column) -> dict[str, Any]:
@@ -162,6 +194,10 @@ def _column(federation: Federation, column: Column) -> dict[str, Any]:
             "kind": "category",
             "categories": dict(zip(column.categories, counts, strict=True)),
         }
+    if column.form.date and column.form.date != "time":
+        days = [column.mean, *(column.mean + column.scale * float(value) for value in (own.min(), own.max()))]
+        mean, low, high = (str(np.datetime64(round(day), "D")) for day in days)
+        return {"name": column.name, "kind": "date", "mean": mean, "min": low, "max": high}
     ends = [column.mean + column.scale * float(value) for value in (own.min(), own.max())]
     # Standardised and back, a zero is only nearly one.
     low, high = (0.0 if abs(end) < 1e-6 * column.scale else end for end in ends)

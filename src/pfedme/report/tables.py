@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from pfedme.metrics import mean_interval
 from pfedme.report.measure import ACCURACY, Measure, measure_of
+from pfedme.verdict import PERCENT, Interval, Verdict, interval, signed
 
 if TYPE_CHECKING:
     from pfedme.offer import Level
@@ -43,18 +44,31 @@ def measure(results: Mapping[str, Finals]) -> Measure:
     return next((measure_of(final) for finals in results.values() for final in finals), ACCURACY)
 
 
-def mean_std(finals: Finals, kind: str, of_clients: str | None = None) -> tuple[float, float] | None:
-    """Mean and standard deviation over seeds of a model's accuracy in percent, or of its R²; or of a number
-    `of_clients`, such as their `worst_decile`. None if it does not exist."""
+def seed_values(finals: Finals, kind: str, of_clients: str | None = None) -> list[float] | None:
+    """A model's accuracy in percent, or another metric, one a seed; or a number `of_clients`, such as their
+    `worst_decile`. None if it does not exist."""
     values = []
-    if not finals:
-        return None
     for final in finals:
-        entry, what = final.get(kind), measure_of(final)
-        if entry is None or (own := what.of(entry)) is None or (of_clients and not entry["clients"]):
+        entry, what = final.get(kind, {}), measure_of(final)
+        value = what.of_clients(entry, of_clients) if of_clients else what.of(entry)
+        if value is None:
             return None
-        values.append(what.scale * entry["clients"][of_clients] if of_clients else own)
+        values.append(value)
+    return values or None
+
+
+def mean_std(finals: Finals, kind: str, of_clients: str | None = None) -> tuple[float, float] | None:
+    """Mean and standard deviation over seeds of what `seed_values` has; None if it does not exist."""
+    values = seed_values(finals, kind, of_clients)
+    if values is None:
+        return None
     return float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
+
+
+def mean_half(finals: Finals, kind: str, of_clients: str | None = None) -> tuple[float, float] | None:
+    """The mean over seeds, and the half-width of its 95 % interval by Student's t."""
+    values = seed_values(finals, kind, of_clients)
+    return None if values is None else mean_interval(np.array(values))
 
 
 def shown(value: tuple[float, float] | None, seeds: int, what: Measure = ACCURACY) -> str:
@@ -64,18 +78,40 @@ def shown(value: tuple[float, float] | None, seeds: int, what: Measure = ACCURAC
     return " ± ".join(what.text(number) for number in (value if seeds > 1 else value[:1]))
 
 
-def rows(results: Mapping[str, Finals]) -> list[list[str]]:
-    """For each algorithm: its name, the accuracy (or R²) of its three models, and the worst tenth's of the
-    last."""
+def rows(results: Mapping[str, Finals], best: Set[tuple[str, str]] = frozenset()) -> list[list[str]]:
+    """For each algorithm: its name, the metric of its three models, and the worst tenth's of the last; then
+    what needs no learning. What is in `best`, (algorithm, model), has a star."""
     table, what = [], measure(results)
+    starred = {kind for _, kind in best}
+    stars = {kind: ("  ", " *") if kind in starred else ("", "") for kind in KINDS}
     for name, finals in results.items():
         if not finals:
             table.append([name, *["diverged"] * 4])
             continue
         last = [kind for kind in KINDS if kind in finals[0]][-1]
-        values = [mean_std(finals, kind) for kind in KINDS] + [mean_std(finals, last, "worst_decile")]
-        table.append([name, *(shown(v, len(finals), what) for v in values)])
+        values = [shown(mean_half(finals, kind), len(finals), what) for kind in KINDS]
+        values = [v + stars[kind][(name, kind) in best] for v, kind in zip(values, KINDS, strict=True)]
+        table.append([name, *values, shown(mean_half(finals, last, "worst_decile"), len(finals), what)])
+    first = next((final for finals in results.values() for final in finals if "baseline" in final), None)
+    if first is not None:
+        table.append([baseline_name(first), *baseline_cells(first)])
     return table
+
+
+def baseline_name(final: Mapping[str, Any]) -> str:
+    """What to call the model that needs no learning.
+
+    >>> baseline_name({"baseline": {"label": "no"}}), baseline_name({"baseline": {"label": 3.25}})
+    ("always 'no'", 'the mean')
+    """
+    label = final["baseline"]["label"]
+    return f"always '{label}'" if isinstance(label, str) else "the mean"
+
+
+def baseline_cells(final: Mapping[str, Any]) -> list[str]:
+    """Its numbers in `rows`."""
+    what, entry = measure_of(final), final["baseline"]
+    return [what.text(what.of(entry)), "–", "–", what.text(what.of_clients(entry, "worst_decile"))]
 
 
 def header(results: Mapping[str, Finals]) -> list[str]:
@@ -83,62 +119,101 @@ def header(results: Mapping[str, Finals]) -> list[str]:
     return ["algorithm", *(f"{title} {measure(results).sign}" for title in (*KINDS, "worst tenth"))]
 
 
+def clearly_best(values: Mapping[str, np.ndarray], lower: bool = False) -> str | None:
+    """The method that is better than each other one beyond noise, from one value for each client; None if
+    there is none.
+
+    The difference to each other method is paired over the clients that both have a value for, and the lower
+    end of the 95 % interval of its mean must be above zero.
+
+    >>> clearly_best({"a": np.array([3.0, 4, 5]), "b": np.array([1.0, 2.1, 2.9]), "c": np.zeros(3)})
+    'a'
+    >>> clearly_best({"a": np.array([3.0, 4, 5]), "b": np.array([1.0, 9, 1])}) is None
+    True
+    """
+    if len(values) < 2:
+        return None
+    sign = -1 if lower else 1
+
+    def beats(mine: np.ndarray, other: np.ndarray) -> bool:
+        difference = sign * (mine - other)
+        difference = difference[~np.isnan(difference)]
+        if len(difference) < 2:
+            return False
+        mean, half = mean_interval(difference)
+        return mean - half > 0
+
+    return next(
+        (
+            name
+            for name, mine in values.items()
+            if all(beats(mine, other) for rival, other in values.items() if rival != name)
+        ),
+        None,
+    )
+
+
 def comparison_csv(results: Mapping[str, Finals]) -> str:
     """algorithm, evaluated, mean, std, worst_decile, seeds: a row for each model, accuracies as fractions.
 
-    In a regression they are R², and the mean of `rmse` over seeds follows.
+    They are of another metric where models are judged by it, which the last column names; in a regression
+    the mean of `rmse` over seeds comes before. `half_width` is that of a 95 % interval of the mean.
     """
     text, what = io.StringIO(), measure(results)
     table = csv.writer(text, lineterminator="\n")
-    extra = [] if what is ACCURACY else ["rmse"]
-    table.writerow(["algorithm", "evaluated", "mean", "std", "worst_decile", "seeds", *extra])
+    extra = [] if what.task == "classification" else ["rmse"]
+    table.writerow(
+        ["algorithm", "evaluated", "mean", "std", "worst_decile", "seeds", *extra, "half_width", "metric"]
+    )
     for name, finals in results.items():
         for kind in KINDS:
             value, worst = mean_std(finals, kind), mean_std(finals, kind, "worst_decile")
-            if value is None:
+            half = mean_half(finals, kind)
+            if value is None or half is None:
                 continue
             numbers = ["" if v is None else f"{v / what.scale:.6f}" for v in (*value, worst and worst[0])]
             errors = [f"{np.mean([final[kind][key] for final in finals]):.6g}" for key in extra]
-            table.writerow([name, kind, *numbers, len(finals), *errors])
+            table.writerow(
+                [name, kind, *numbers, len(finals), *errors, f"{half[1] / what.scale:.6f}", what.key]
+            )
     return text.getvalue()
 
 
-def sentences(results: Mapping[str, Finals]) -> list[str]:
-    """What the numbers of a comparison say, in two or three sentences."""
-    what = measure(results)
-    best = {
-        name: max((value[0], kind) for kind in KINDS if (value := mean_std(finals, kind)))
-        for name, finals in results.items()
-        if any(mean_std(finals, kind) for kind in KINDS)
-    }
-    said = []
-    together = {name: value for name, value in best.items() if name != "alone"}
-    if "alone" in best and together:
-        name = max(together, key=lambda n: together[n][0])
-        value, kind = together[name]
-        gain = value - best["alone"][0]
-        verdict = (
-            "joining changes nothing on average"
-            if what.level(gain)
-            else f"{'joining pays' if gain > 0 else 'clients are better off alone'}, by {what.apart(gain)}"
-        )
+def sentences(results: Mapping[str, Finals], verdict: Verdict | None = None) -> list[str]:
+    """What the numbers of a comparison say beside its verdict; no difference is claimed here."""
+    what, said = measure(results), []
+    if verdict and verdict.gaining is not None:
+        said.append(f"{_clients_beyond(verdict.gaining, verdict.losing or 0, verdict.clients)}.")
+    together = [name for name in results if name not in ("alone", "pooled")]
+    if (alone := _best(results, ["alone"])) and (other := _best(results, together)):
         said.append(
-            f"A client that trains alone reaches {what.told(best['alone'][0])}, and the best federated "
-            f"model, {name}'s {kind} one, {what.told(value)}: on this federation {verdict}."
+            f"Over all test rows a client that trains alone reaches {what.told(alone[0])}, and the best "
+            f"federated model, {other[1]}'s {other[2]} one, {what.told(other[0])}."
         )
     if "pfedme" in results and (own := mean_std(results["pfedme"], "personal")):
         shared = mean_std(results["pfedme"], "global")
         assert shared is not None
-        text = f"pFedMe's personal models are {_apart(own[0] - shared[0], what)} its own global model"
+        text = f"pFedMe's personal models reach {what.told(own[0])}, its global model {what.told(shared[0])}"
         if "fedavg" in results and (local := mean_std(results["fedavg"], "local")):
             text += (
-                f" and {_apart(own[0] - local[0], what)} FedAvg's local models, their like: both have been "
-                "adapted to the client, for a K-th of the gradients in FedAvg's case"
+                f", and FedAvg's local models, the fair comparison, which use 1/K of the gradients, "
+                f"{what.told(local[0])}"
             )
         said.append(text + ".")
     if max(map(len, results.values()), default=0) == 1:
-        said.append("This is one seed; --seeds 10 shows how much of a difference is chance.")
+        said.append("This is one seed; --seeds 5 shows how much depends on the seed.")
     return said
+
+
+def _best(results: Mapping[str, Finals], names: Sequence[str]) -> tuple[float, str, str] | None:
+    """The highest score of the models of some methods, with the method and the kind of model."""
+    known = [
+        (value[0], name, kind)
+        for name in names
+        for kind in KINDS
+        if name in results and (value := mean_std(results[name], kind))
+    ]
+    return max(known, default=None)
 
 
 def offer_sentences(found: Personalized) -> list[str]:
@@ -146,12 +221,14 @@ def offer_sentences(found: Personalized) -> list[str]:
     tested = ~np.isnan(found.accuracy(found.recommended))
     gains = {name: [a[tested] for a in found.gain(found.of(name))] for name in ("alone", "global")}
     return [
-        *choice_sentences([found.candidates[k].name for k in found.choice], gains),
+        *choice_sentences([found.candidates[k].name for k in found.choice], gains, found.measure),
         "Harmed are clients more than one point below alone, beyond that interval.",
     ]
 
 
-def choice_sentences(chosen: Sequence[str], gains: Mapping[str, Sequence[np.ndarray]]) -> list[str]:
+def choice_sentences(
+    chosen: Sequence[str], gains: Mapping[str, Sequence[np.ndarray]], what: Measure = ACCURACY
+) -> list[str]:
     """What clients chose, and the gain of those who can be tested, with the half-width of its interval, over
     each of the models that `gains` names."""
     kinds = {
@@ -163,28 +240,42 @@ def choice_sentences(chosen: Sequence[str], gains: Mapping[str, Sequence[np.ndar
     }
     counts = [f"{chosen.count(kind)} {text}" for kind, text in kinds.items() if kind in chosen]
     said = [f"By their own validation rows {', '.join(counts)}."]
-    for name, (gain, interval) in gains.items():
-        mean, half = mean_interval(gain)
-        sure = int((gain - interval > 0).sum()), int((gain + interval < 0).sum())
-        said.append(
-            f"The recommended models are {_apart(100 * mean)} {name} (± {100 * half:.1f}) in the mean over "
-            f"clients; {sure[0]} of {len(gain)} gain and {sure[1]} lose beyond their own 95 % interval."
+    for name, (gain, half) in gains.items():
+        found = interval(gain, half / 1.96)
+        mean, low, high = (signed(value, what) for value in found)
+        unit = what.points.format("").strip() or f"in {what.name}"
+        where = (
+            f"are {what.apart(what.scale * found.mean)} {'above' if found.sign > 0 else 'below'} {name} in "
+            "the mean over clients,"
+            if found.sign
+            else f"cannot be told from {name} in the mean over clients: {mean} {unit},"
         )
+        beyond = _clients_beyond(int((gain > half).sum()), int((gain < -half).sum()), len(gain))
+        said.append(f"The recommended models {where} {PERCENT} interval {low} to {high}. {beyond}.")
     return said
 
 
+def _clients_beyond(gaining: int, losing: int, clients: int) -> str:
+    return (
+        f"{gaining} of {clients} clients gain and {losing} lose{'s' if losing == 1 else ''} beyond the 95 % "
+        "interval of their own test rows"
+    )
+
+
 def newcomer_sentence(levels: Sequence[Level]) -> str:
-    """Where joining pays for newcomers."""
-    paying = [v.rows for v in levels if v.methods["recommended"]["mean"] >= v.methods["alone"]["mean"] + 0.01]
-    tried = ", ".join(str(v.rows) for v in levels)
-    if not paying:
-        return f"Of {tried} rows, joining pays (a point or more above alone) with none."
-    if len(paying) == len(levels):
-        return f"Joining pays (a point or more above alone) with every number of rows tried: {tried}."
-    return f"Of {tried} rows, joining pays (a point or more above alone) with {', '.join(map(str, paying))}."
+    """With how many rows joining pays for newcomers, as far as the intervals tell."""
+    signs = {level.rows: Interval(**level.gain).sign if level.gain else 0 for level in levels}
 
+    def rows(sign: int) -> str:
+        return ", ".join(str(n) for n, own in signs.items() if own == sign)
 
-def _apart(difference: float, what: Measure = ACCURACY) -> str:
-    if what.level(difference):
-        return "level with"
-    return f"{what.apart(difference)} {'above' if difference > 0 else 'below'}"
+    said = [
+        f"{text} {rows(sign)} rows"
+        for sign, text in (
+            (1, "joining pays for newcomers with"),
+            (-1, "alone is better with"),
+            (0, "it cannot be told with"),
+        )
+        if rows(sign)
+    ]
+    return f"By the {PERCENT} interval over newcomers {'; '.join(said)}."

@@ -6,7 +6,7 @@ function cost() {
   const own = groups.map((g, k) => k).filter((k) => groups[k].cost);
   if (!own.length) return null;
   const whole = (v) => (v === null ? "–" : count(Math.round(v)));
-  return section(
+  return folded(
     "cost",
     "Cost",
     table(
@@ -103,5 +103,5 @@ function environment() {
       Object.entries(facts).map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))),
     ),
   ]);
-  return boxes.length ? section("environment", "Environment", boxes.flat()) : null;
+  return boxes.length ? folded("environment", "Environment", boxes.flat()) : null;
 }

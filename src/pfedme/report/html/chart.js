@@ -168,23 +168,25 @@ function responsive(host, draw) {
  *   lines          [{group, dash, name, x: [], y: [], ci: [], show: y => text}]
  *   points         [{group, tone, x, y, ci, shift, tip: {title, rows}}]
  *   spread         the share of the width by which points with a shift of 1 are moved sideways
- *   rule           where a horizontal line is
+ *   rules          horizontal lines: [{at, text}]
+ *   diagonal       whether y = x is drawn
+ *   square         whether it is as high as it is wide
  */
 function chart(host, build) {
   return responsive(host, (width) => {
-    const { label, x, y, lines = [], points = [], rule, spread = 0 } = build();
-    const height = Math.round(Math.min(330, Math.max(230, width * 0.62)));
+    const { label, x, y, lines = [], points = [], rules = [], spread = 0, diagonal, square } = build();
+    const height = square ? Math.min(300, width) : Math.round(Math.min(330, Math.max(230, width * 0.62)));
     const bottom = height - (x.ticks === false ? 26 : 44);
     const ends = (v, ci) => (ci ? [v - ci, v + ci] : [v]);
     const ys = [
       ...lines.flatMap((l) => l.y.flatMap((v, k) => (v === null ? [] : ends(v, l.ci?.[k])))),
       ...points.flatMap((p) => ends(p.y, p.ci)),
-      ...(rule === undefined ? [] : [rule]),
+      ...rules.map((r) => r.at),
       ...(y.also ?? []),
     ];
     const up = axis({ ...y, values: ys, round: true }, [bottom, 12], Math.max(4, Math.floor(bottom / 46)));
     const left = 12 + 7 * Math.max(...up.ticks.map((t) => short(t).length));
-    const xs = [...lines.flatMap((l) => l.x), ...points.map((p) => p.x)];
+    const xs = [...lines.flatMap((l) => l.x), ...points.map((p) => p.x), ...(x.also ?? [])];
     const across = axis(
       { ...x, values: xs },
       [left + (points.length ? 8 : 0), width - 14],
@@ -212,8 +214,14 @@ function chart(host, build) {
     }
     if (x.label)
       svg.append(mark("text", { x: (left + width) / 2, y: height - 6, "text-anchor": "middle" }, x.label));
-    if (rule !== undefined) {
-      svg.append(mark("line", { x1: left, x2: width - 8, y1: up(rule), y2: up(rule), class: "rule" }));
+    for (const { at, text } of rules) {
+      const y = up(at);
+      svg.append(mark("line", { x1: left, x2: width - 8, y1: y, y2: y, class: text ? "rule base" : "rule" }));
+    }
+    if (diagonal) {
+      const [low, high] = [Math.max(across.low, up.low), Math.min(across.high, up.high)];
+      const corners = { x1: across(low), y1: up(low), x2: across(high), y2: up(high) };
+      svg.append(mark("line", { ...corners, class: "diagonal" }));
     }
 
     for (const line of lines) {
@@ -234,8 +242,7 @@ function chart(host, build) {
           "data-line": line.name,
         }),
       );
-      if (way.length) {
-        const [cx, cy] = way.at(-1);
+      for (const [cx, cy] of line.dots ? way : way.slice(-1)) {
         svg.append(mark("circle", { cx, cy, r: 3, class: `dot ${colour(line.group)}` }));
       }
     }
@@ -262,6 +269,11 @@ function chart(host, build) {
       svg.append(symbol(p.group, cx, cy, many ? 2 : 3.4, { class: `point ${p.tone ?? colour(p.group)}` }));
     }
 
+    for (const { at, text } of rules.filter((r) => r.text)) {
+      const y = up(at) - 5 < 20 ? up(at) + 14 : up(at) - 5;
+      svg.append(mark("text", { x: width - 12, y, "text-anchor": "end", class: "base" }, text));
+    }
+
     const tip = tooltip(host);
     const cursor = mark("g", { class: "cursor" });
     svg.append(cursor);
@@ -281,7 +293,7 @@ function chart(host, build) {
         ),
       );
       tip.show(across(t), py, {
-        title: `${x.label} ${t.toLocaleString("en-US")}`,
+        title: `${x.label} ${short(+t.toPrecision(4))}`,
         rows: here
           .slice(0, 12)
           .map(({ line, v, ci }) => ({ sample: line, name: line.name, value: line.show(v, ci) })),
@@ -304,33 +316,5 @@ function chart(host, build) {
     svg.addEventListener("pointerdown", move);
     svg.addEventListener("pointerleave", leave);
     return [svg, host.lastChild];
-  });
-}
-
-/** Horizontal bars: `build()` returns {label, bars: [{name, value, text, group}]}. */
-function bars(host, build) {
-  return responsive(host, (width) => {
-    const { label, bars: list } = build();
-    const left = 14 + 7 * Math.max(...list.map((b) => b.name.length));
-    const right = 12 + 7 * Math.max(...list.map((b) => b.text.length));
-    const most = Math.max(1, ...list.map((b) => b.value));
-    const height = 24 * list.length + 4;
-    const svg = mark("svg", {
-      viewBox: `0 0 ${width} ${height}`,
-      role: "img",
-      "aria-label": label,
-      class: "chart",
-    });
-    list.forEach((b, k) => {
-      const y = 24 * k + 4;
-      const length = (b.value / most) * (width - left - right);
-      svg.append(
-        mark("text", { x: left - 8, y: y + 13, "text-anchor": "end", class: b.value ? "" : "faint" }, b.name),
-        mark("rect", { x: left, y, width: width - left - right, height: 18, class: "trough", rx: 3 }),
-        mark("rect", { x: left, y, width: length, height: 18, class: `block ${colour(b.group)}`, rx: 3 }),
-        mark("text", { x: left + length + 6, y: y + 13, class: b.value ? "" : "faint" }, b.text),
-      );
-    });
-    return [svg];
   });
 }

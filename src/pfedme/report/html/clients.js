@@ -1,5 +1,8 @@
 // The sections of the page that are about single clients.
 
+/** So many clients have their gains drawn as named bars; of more, each is a point. */
+const NAMED = 40;
+
 /** What a tooltip tells about a client. */
 function about(title, clients, k, rows) {
   return {
@@ -27,11 +30,13 @@ function gains() {
       all.reduce((a, b) => Math.min(a, b), 0),
       all.reduce((a, b) => Math.max(a, b), 0),
     ])[0];
-    const tone = (k) =>
-      !c.ci ? null : c.gain[k] - c.ci[k] > 0 ? "up" : c.gain[k] + c.ci[k] < 0 ? "down" : "even";
+    const tone = (k) => {
+      const ci = c.ci?.[k] ?? Infinity;
+      return c.gain[k] - ci > 0 ? "up" : c.gain[k] + ci < 0 ? "down" : "even";
+    };
     const points = c.client.map((name, k) => ({
       group: 0,
-      tone: tone(k) ?? (c.gain[k] < 0 ? "down" : c.gain[k] > 0 ? "up" : "even"),
+      tone: tone(k),
       x: k,
       y: m.scale * c.gain[k],
       ci: c.ci && m.scale * c.ci[k],
@@ -44,16 +49,35 @@ function gains() {
     }));
     const sure =
       g.up === undefined
-        ? `${g.above} gain and ${g.below} lose.`
-        : `${g.up} gain and ${g.down} lose beyond their 95 % interval.`;
-    const note = `${showGain(g.measure, g.mean)} in the mean over ${plural(c.of, "client")}; ${sure}${sampled(c)}`;
-    const build = () => ({
-      label: `Gain over training alone of each client, ${g.label}. ${note}`,
-      rule: 0,
-      points,
-      x: { label: "clients, by their gain", ticks: false },
-      y: { also, ...{ accuracy: { least: -100, most: 100 }, r2: { least: -2, most: 2 } }[g.measure] },
-    });
+        ? `${count(g.above)} are above and ${count(g.below)} below alone, without an interval of their own.`
+        : `${count(g.up)} gain and ${count(g.down)} lose beyond their own interval.`;
+    const mean = showGain(g.measure, g.mean, g.mean_ci);
+    const note = `${mean} in the mean over ${plural(c.of, "client")}; ${sure}${sampled(c)}`;
+    const label = `Gain over training alone of each client, ${g.label}. ${note}`;
+    const reach = m.sign === "%" ? 100 : g.measure === "r2" ? 2 : Infinity;
+    const bounds = { least: -reach, most: reach };
+    const byName = c.of <= NAMED;
+    const build = () =>
+      byName
+        ? {
+            label,
+            also,
+            ...bounds,
+            unit: m.sign === "%" ? "points" : m.name,
+            bars: points
+              .map((p, k) => ({
+                ...{ name: c.client[k], value: p.y, ci: p.ci, tone: p.tone, tip: p.tip },
+                text: signed(g.measure, c.gain[k]),
+              }))
+              .reverse(),
+          }
+        : {
+            label,
+            rules: [{ at: 0 }],
+            points,
+            x: { label: "clients, by their gain", ticks: false },
+            y: { also, ...bounds },
+          };
     const head = [
       "client",
       "training rows",
@@ -74,16 +98,13 @@ function gains() {
         ...(c.choice ? [c.choice[k]] : []),
       ]),
     );
-    return figure(chart, build, g.label, note, numbers)[0];
+    return figure(byName ? gainBars : chart, build, g.label, note, numbers)[0];
   });
-  const units = {
-    accuracy: "points of test accuracy",
-    r2: "R²",
-    rmse: "RMSE, by which the error is smaller",
-  };
-  const unit = [...new Set(report.gains.map((g) => units[g.measure]))].join(" or ");
+  const unitOfGain = ({ sign, name, lower }) =>
+    sign === "%" ? `points of test ${name}` : lower ? `${name}, by which it is smaller` : name;
+  const unit = [...new Set(report.gains.map((g) => unitOfGain(measures[g.measure])))].join(" or ");
   const interval = report.gains.some((g) => g.clients.ci)
-    ? "; bars are 95 % intervals of a client's own test rows"
+    ? "; thin lines are 95 % intervals over a client's own test rows"
     : "";
   const key = ["up", "even", "down"].map((tone, k) =>
     el(
@@ -175,10 +196,11 @@ function sizes() {
     const note = `${own.length > 1 ? models : capital(models)}.${aside}${sampled(groups[own[0]].clients)}`;
     const build = () => ({
       label: `Test ${m.name} of each client against its training rows. ${note}`,
+      rules: baselines(key, own, "of_client"),
       points: points(),
       spread,
       x: { label: "training rows of the client", log: true },
-      y: { accuracy: { least: 0, most: 100 }, r2: { least: -0.5, most: 1 }, rmse: { least: 0 } }[key],
+      y: limits(key),
     });
     const head = ["client", "run", "training rows", "test rows", ...KINDS];
     const numbers = numbersOf(`Clients`, head, () =>
@@ -321,7 +343,8 @@ function newcomers() {
     const build = () => ({
       label: `Mean test ${m.name} of newcomers against their training rows, a line for each model, ${n.label}`,
       x: { label: "training rows", log: true },
-      y: n.measure === "accuracy" ? { least: 0, most: 100 } : { least: -0.5, most: 1 },
+      y: limits(n.measure),
+      rules: baselines(n.measure, [n.group], "mean"),
       lines,
     });
     const legend = el(

@@ -10,7 +10,8 @@ import numpy as np
 from pfedme.personalize import PATH
 from pfedme.report.html.groups import Group, number, numbers
 from pfedme.report.html.read import Columns, Told
-from pfedme.report.measure import ACCURACY
+from pfedme.report.measure import MEASURES
+from pfedme.verdict import SHARES, interval, row_noise
 
 MOST = 2000
 """Clients that a chart shows; of more it shows a sample."""
@@ -77,9 +78,8 @@ def of_clients(group: Group) -> Columns | None:
 def gain_over_alone(group: Group, alone: Group) -> Columns | None:
     """What each client gains by a group's most personal model, from runs with the same seeds.
 
-    The interval is `personalize.paired`'s, 1.96 √(b + c + 1)/n, with as many rows b + c on which one model is
-    right and the other wrong as there would be if their errors had nothing to do with each other. As a rule
-    they have, so that the interval is wider than it need be.
+    The interval is the one the verdict uses, `row_noise`: as wide as if the errors of the two models were
+    independent. As a rule they are not, so it is wider than need be.
     """
     mine, theirs = f"{group.kinds[-1]}_{group.of_client}", f"{alone.kinds[-1]}_{alone.of_client}"
     others = {told.run.seed: told.clients for told in alone.finished}
@@ -96,10 +96,17 @@ def gain_over_alone(group: Group, alone: Group) -> Columns | None:
         return None
     found = joined(tables, ("mine", "alone"))
     p, q, n = found["mine"], found["alone"], found["n_test"]
-    found["gain"] = q - p if group.of_client == "rmse" else p - q
-    if group.of_client == ACCURACY.key:
-        found["ci"] = 1.96 * np.sqrt(n * (p * (1 - q) + q * (1 - p)) + 1) / np.maximum(n, 1)
+    found["gain"] = MEASURES[group.of_client].orientation * (p - q)
+    if group.of_client in SHARES:
+        found["ci"] = 1.96 * row_noise(p, q, n)
     return found
+
+
+def measure_of_offer(told: Told, group: Group) -> str:
+    """What personalized.csv judges models by: the group's measure if it has that, else what it has."""
+    assert told.offered is not None
+    keys = (group.measure.key, group.usual.key, "rmse")
+    return next((key for key in keys if f"recommended_{key}" in told.offered), group.usual.key)
 
 
 def gain_of_offer(told: Told, measure: str) -> Columns:
@@ -109,7 +116,8 @@ def gain_of_offer(told: Told, measure: str) -> Columns:
     nothing = np.full(len(found["client"]), np.nan)
     found["mine"] = told.offered.get(f"recommended_{measure}", nothing)
     found["alone"] = told.offered.get(f"alone_{measure}", nothing)
-    found["gain"], found["ci"] = (told.offered[f"gain_over_alone{suffix}"] for suffix in ("", "_ci95"))
+    found["gain"], ci = (told.offered[f"gain_over_alone{suffix}"] for suffix in ("", "_ci95"))
+    found |= {} if np.isnan(ci).all() else {"ci": ci}
     lam = told.offered["lam"]
     found["choice"] = np.array(
         [
@@ -128,8 +136,11 @@ def panel(found: Columns, most: int) -> dict[str, Any]:
     found = {name: column[order] for name, column in found.items()}
     gain, ci = found["gain"], found.get("ci")
     sure = {} if ci is None else {"up": int((gain - ci > 0).sum()), "down": int((gain + ci < 0).sum())}
+    noise = None if ci is None or np.isnan(ci).any() else ci / 1.96
+    over = interval(gain, noise) if len(gain) else None
     return {
-        "mean": number(float(gain.mean()) if len(gain) else None),
+        "mean": number(over and over.mean),
+        "mean_ci": number(over and over.high - over.mean),
         "above": int((gain > 0).sum()),
         "below": int((gain < 0).sum()),
         **sure,
@@ -145,7 +156,7 @@ def worst(groups: Sequence[Group], tables: Sequence[Columns | None]) -> list[dic
             continue
         value = table[group.kinds[-1]]
         known = np.flatnonzero(~np.isnan(value))
-        bad = -value if group.of_client == "rmse" else value
+        bad = MEASURES[group.of_client].orientation * value
         # Of two equal ones the one with more test rows, whose number says more.
         some = known[np.lexsort((-table["n_test"][known], bad[known]))][:WORST]
         side = [k for k, g in enumerate(groups) if g.problem == group.problem and tables[k] is not None]

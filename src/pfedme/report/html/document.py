@@ -9,14 +9,18 @@ from typing import Any
 import numpy as np
 
 from pfedme import __version__
-from pfedme.algorithms import PFedMe
+from pfedme.algorithms import ALGORITHMS, PFedMe
 from pfedme.cost import bytes_sent, gradients
 from pfedme.report.html import clients
+from pfedme.report.html.best import REFERENCES, best
+from pfedme.report.html.find import find
 from pfedme.report.html.groups import Group, estimate, grouped, number, numbers
 from pfedme.report.html.ledger import OUTCOMES, took_part
-from pfedme.report.html.read import Told
-from pfedme.report.html.words import UNSHARED, about, headline, title
-from pfedme.report.measure import ACCURACY, R2
+from pfedme.report.html.metrics import baseline, calibration, final, others, training
+from pfedme.report.html.question import title
+from pfedme.report.html.read import Columns, Told
+from pfedme.report.html.words import POOLED, UNSHARED, about, headline
+from pfedme.report.measure import MEASURES
 
 POINTS = 200
 """Of a curve; of more evaluations it shows so many."""
@@ -30,16 +34,27 @@ def document(runs: Sequence[Told]) -> dict[str, Any]:
     tables = [clients.of_clients(group) for group in groups]
     offers = [(place, told) for place, group in enumerate(groups) for told in group.finished if told.offered]
     most = min(clients.MOST, clients.MOST_IN_ALL // max(1, len(groups) + len(offers)))
+    beside = [(k, table) for k, group in enumerate(groups) if (table := _beside_alone(group, groups))]
+    marks = best(groups)
     return {
         "version": __version__,
-        "title": title(runs),
+        "title": title(runs, groups, tables),
         "about": about(groups, tables) if groups else ["None of these runs has begun."],
         "headline": headline(groups),
         "notices": notices,
         "measures": {
-            m.key: {"name": m.name, "sign": m.sign, "axis": m.axis, "scale": m.scale, "digits": m.digits}
-            for m in (ACCURACY, R2)
+            m.key: {
+                "name": m.name,
+                "title": m.title,
+                "sign": m.sign,
+                "axis": m.axis,
+                "scale": m.scale,
+                "digits": m.digits,
+                "lower": m.lower,
+            }
+            for m in MEASURES.values()
         },
+        "baselines": [baseline([g for g in groups if g.problem == problem]) for problem in problems],
         "groups": [
             {
                 "label": group.label,
@@ -47,18 +62,25 @@ def document(runs: Sequence[Told]) -> dict[str, Any]:
                 "algorithm": group.name,
                 "measure": group.measure.key,
                 "of_client": group.of_client,
+                "usual": group.usual.key,
+                "aside": POOLED if group.name in REFERENCES else None,
+                **{key: group.about_metric.get(key) or "" for key in ("why", "positive")},
                 "seeds": [told.run.seed for told in group.runs],
                 "finished": len(group.finished),
                 "status": group.runs[0].record["status"],
                 "deployed": group.deployed,
                 "kinds": group.kinds,
                 "final": final(group),
+                "best": marked,
+                "metrics": others(group),
+                "calibration": calibration(group),
+                "training": training(group),
                 "curves": curves(group, max(20, min(POINTS, POINTS_IN_ALL // len(groups)))),
                 "clients": clients.listed(table, most) if table else None,
                 "cost": cost(group),
                 "commands": [command(told) for told in group.runs],
             }
-            for group, table in zip(groups, tables, strict=True)
+            for group, table, marked in zip(groups, tables, marks, strict=True)
         ],
         "unshared": UNSHARED,
         "outcomes": OUTCOMES,
@@ -68,19 +90,20 @@ def document(runs: Sequence[Told]) -> dict[str, Any]:
             for told in group.runs
             if told.deployed and (parts := took_part(told))
         ],
-        "gains": gains(groups, offers, most),
+        "find": find(groups, tables, offers, beside),
+        "gains": gains(groups, offers, beside, most),
         "worst": clients.worst(groups, tables),
         "chosen": [
             {"label": groups[k].one(told), "group": k, "counts": clients.chosen(told)} for k, told in offers
         ],
         "methods": [
-            {"label": groups[k].one(told), "measure": groups[k].measure.key, "methods": told.methods}
+            {"label": groups[k].one(told), "measure": groups[k].usual.key, "methods": told.methods}
             for k, told in offers
             if told.methods
         ],
         "newcomers": [
-            {"label": group.one(told), "measure": group.measure.key, **clients.newcomers(told)}
-            for group in groups
+            {"label": group.one(told), "group": k, "measure": group.usual.key, **clients.newcomers(told)}
+            for k, group in enumerate(groups)
             for told in group.finished
             if told.newcomers
         ],
@@ -91,21 +114,6 @@ def document(runs: Sequence[Told]) -> dict[str, Any]:
 def command(told: Told) -> str:
     """The command that makes a run again; of a deployed one, that which was given."""
     return str(told.record.get("command") or "") if told.deployed else told.run.command()
-
-
-def final(group: Group) -> dict[str, Any]:
-    """The result of each model: value and interval over seeds, that of the worst tenth, and errors."""
-    what, found = group.measure, {}
-    for kind in group.kinds if group.finals else []:
-        own = [entry[kind] for entry in group.finals]
-        value, ci = estimate([entry.get(what.key) for entry in own])
-        worst, worst_ci = estimate([(entry.get("clients") or {}).get("worst_decile") for entry in own])
-        found[kind] = {
-            "value": number(value), "ci": number(ci), "worst": number(worst), "worst_ci": number(worst_ci),
-        }  # fmt: skip
-        if what is R2:
-            found[kind]["rmse"] = number(estimate([entry.get("rmse") for entry in own])[0])
-    return found
 
 
 def curves(group: Group, most: int) -> dict[str, Any]:
@@ -137,6 +145,8 @@ def cost(group: Group) -> dict[str, Any] | None:
     if isinstance(run.algorithm, PFedMe) and run.algorithm.nu:
         steps, _ = estimate([(entry.get("inner") or {}).get("steps") for entry in group.finals])
         each = float("nan") if steps is None else run.algorithm.R * steps
+    if type(run.algorithm) not in ALGORITHMS.values():
+        each = float("nan")  # only its author knows
     sent = 0 if not run.algorithm.has_global else bytes_sent(run, size) if size else None
     return {
         **{
@@ -153,34 +163,42 @@ def cost(group: Group) -> dict[str, Any] | None:
     }
 
 
-def gains(groups: Sequence[Group], offers: Sequence[tuple[int, Told]], most: int) -> list[dict[str, Any]]:
+def gains(
+    groups: Sequence[Group],
+    offers: Sequence[tuple[int, Told]],
+    beside: Sequence[tuple[int, Columns]],
+    most: int,
+) -> list[dict[str, Any]]:
     """Each client's gain over training alone: by the model it chose, and by those of runs beside `alone`."""
     found = []
     for place, told in offers:
-        key = groups[place].measure.key
+        key = clients.measure_of_offer(told, groups[place])
         label = f"{groups[place].one(told)}: the model each client chose"
         panel = clients.panel(clients.gain_of_offer(told, key), most)
         found.append({"label": label, "group": place, "measure": key, "paired": True, **panel})
-    for place, group in enumerate(groups):
-        table = clients.gain_over_alone(group, rival) if (rival := _alone(group, groups)) else None
-        if table is not None:
-            label = f"{group.label}: {group.kinds[-1]} model"
-            panel = clients.panel(table, most)
-            found.append(
-                {"label": label, "group": place, "measure": group.of_client, "paired": False, **panel}
-            )
+    for place, table in beside:
+        group = groups[place]
+        label = f"{group.label}: {group.kinds[-1]} model"
+        panel = clients.panel(table, most)
+        found.append({"label": label, "group": place, "measure": group.of_client, "paired": False, **panel})
     return [panel for panel in found if panel["mean"] is not None]
+
+
+def _beside_alone(group: Group, groups: Sequence[Group]) -> Columns | None:
+    """What each client gains by a group's last model over a run of `alone`, if there is one."""
+    rival = _alone(group, groups)
+    return clients.gain_over_alone(group, rival) if rival else None
 
 
 def _alone(group: Group, groups: Sequence[Group]) -> Group | None:
     """The runs of `alone` to measure a group by: the most accurate ones, which joining has to beat."""
-    if group.name == "alone" or not group.finals:
+    if group.name in ("alone", *REFERENCES) or not group.finals:
         return None
     like = [g for g in groups if g.name == "alone" and g.finals and g.problem == group.problem]
-    like = [g for g in like if g.of_client == group.of_client]
+    like = [g for g in like if (g.of_client, g.measure) == (group.of_client, group.measure)]
     values = [estimate([g.measure.of(final["personal"]) for final in g.finals])[0] for g in like]
     known = [(value, k) for k, value in enumerate(values) if value is not None]
-    return like[max(known)[1]] if known else None
+    return like[max((group.measure.orientation * v, k) for v, k in known)[1]] if known else None
 
 
 def environments(groups: Sequence[Group]) -> list[dict[str, Any]]:

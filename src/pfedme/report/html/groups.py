@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 from scipy.special import stdtrit
 
 from pfedme.report.html.read import Told
-from pfedme.report.measure import ACCURACY, Measure, measure_of
+from pfedme.report.measure import ACCURACY, MEASURES, R2, Measure
 from pfedme.report.tables import KINDS, data_name
 
 SAID = {"running": "unfinished"}
@@ -72,16 +72,35 @@ class Group:
         return [kind for kind in KINDS if self.entries and kind in self.entries[0]]
 
     @property
+    def usual(self) -> Measure:
+        """What models are judged by unless another metric is chosen: accuracy, or R² for quantities."""
+        models = [entry[kind] for entry in self.entries for kind in self.kinds]
+        return R2 if any(R2.key in model for model in models) else ACCURACY
+
+    @property
+    def about_metric(self) -> dict[str, str]:
+        """What the record says about its metric: `key`, `why` it was chosen, and the `positive` class."""
+        return self.runs[0].record.get("metric") or {}
+
+    @cached_property
     def measure(self) -> Measure:
-        """What the models are judged by."""
-        return measure_of(self.entries[0]) if self.entries else ACCURACY
+        """What the models are judged by: the metric that the record names, if its entries have it."""
+        chosen = MEASURES.get(self.about_metric.get("key", ""), self.usual)
+        models = [entry[kind] for entry in self.entries for kind in self.kinds]
+        there = all(chosen.key in model for model in models)
+        known = any(model.get(chosen.key) is not None for model in models)
+        return chosen if there and known else self.usual
 
     @cached_property
     def of_client(self) -> str:
-        """What single clients are judged by, as far as clients.csv tells: the measure, or `rmse`."""
+        """What single clients are judged by, as far as clients.csv tells: the measure, the usual one, or
+        `rmse`."""
         tables = [told.clients for told in self.finished if told.clients]
-        there = all(f"{kind}_{self.measure.key}" in table for table in tables for kind in self.kinds)
-        return self.measure.key if there or self.measure is ACCURACY else "rmse"
+        for key in (self.measure.key, self.usual.key):
+            columns = [table.get(f"{kind}_{key}") for table in tables for kind in self.kinds]
+            if all(c is not None and not np.isnan(c).all() for c in columns):
+                return key
+        return self.usual.key if self.usual is ACCURACY else "rmse"
 
     def one(self, told: Told) -> str:
         """The label of a single run of the group."""
@@ -110,8 +129,22 @@ def data_text(told: Told) -> str:
 def place(told: Told) -> tuple[str, str, str]:
     """The problem in words, by its parts."""
     later = told.run.holdout_clients
-    without = f" without {100 * later:g} % of the clients" if later else ""
+    without = f" without {told.run.held_out}" if later else ""
     return f" on {data_text(told)}", f" with {option(told, '--model')}", without
+
+
+def asked(told: Told) -> dict[str, Any]:
+    """The settings of a run but for its seed, with `auto` for what came from the data, and so differs between
+    seeds."""
+    config = {k: v for k, v in told.record["config"].items() if k != "seed"}
+    auto = told.record.get("auto") or {}
+    algorithm = config["algorithm"]
+    found = auto.get("found") or [name for name in ("eta", "alpha") if algorithm.get(name) == 0]
+    config["algorithm"] = algorithm | dict.fromkeys(found, "auto")
+    if not config.get("rounds") or auto.get("stopped", "given") != "given":
+        config |= {"rounds": "auto", "budget": auto.get("budget", config.get("budget"))}
+        config = {k: v for k, v in config.items() if k not in ("quarter_at", "eval_every")}
+    return config
 
 
 def grouped(runs: Iterable[Told]) -> tuple[list[Group], list[dict[str, str]]]:
@@ -120,8 +153,7 @@ def grouped(runs: Iterable[Told]) -> tuple[list[Group], list[dict[str, str]]]:
     members: dict[str, dict[int, Told]] = {}
     notices = []
     for told in runs:
-        config = {k: v for k, v in told.record["config"].items() if k != "seed"}
-        key = json.dumps([config, told.deployment.get("clients")], sort_keys=True)
+        key = json.dumps([asked(told), told.deployment.get("clients")], sort_keys=True)
         status, seed = told.record["status"], told.run.seed
         about = {"run": f"{told.run.algorithm.name}, seed {seed}", "path": str(told.path)}
         if status != "not begun":
@@ -184,8 +216,8 @@ def labels(groups: Sequence[Sequence[Told]]) -> list[tuple[str, str]]:
 
 def _settings(told: Told) -> dict[str, Any]:
     """Whatever can set two runs of an algorithm on the same problem apart."""
-    config = told.record["config"]
-    rest = {k: v for k, v in config.items() if k not in ("algorithm", "data", "model", "seed", "eval_every")}
+    config = asked(told)
+    rest = {k: v for k, v in config.items() if k not in ("algorithm", "data", "model", "eval_every")}
     rest["personalize"] = option(told, "--personalize") or "no"
     return {k: v for k, v in config["algorithm"].items() if k != "name"} | rest
 
@@ -205,6 +237,12 @@ def estimate(values: Sequence[float | None]) -> tuple[float | None, float | None
         return float(known[0]), None
     n = len(known)
     return float(np.mean(known)), float(stdtrit(n - 1, 0.975) * np.std(known, ddof=1) / math.sqrt(n))
+
+
+def number_of(entry: Mapping[str, Any], key: str) -> float | None:
+    """A finite number of an entry; None if it has none."""
+    value = entry.get(key)
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 def number(value: float | None) -> float | int | None:

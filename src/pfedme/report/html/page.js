@@ -28,26 +28,6 @@ function header() {
   );
 }
 
-function opening() {
-  return el(
-    "div",
-    { class: "opening" },
-    el("h1", {}, report.title),
-    report.about.map((text) => el("p", { class: "about" }, said(text))),
-    section(
-      "answer",
-      "Does joining pay?",
-      report.headline
-        .map(({ where, lead, rest }) => [
-          where ? el("h3", {}, where) : null,
-          el("p", { class: "lead" }, said(lead)),
-          ...rest.map((text) => el("p", {}, said(text))),
-        ])
-        .flat(),
-    ),
-  );
-}
-
 function notices() {
   if (!report.notices.length) return null;
   return section(
@@ -65,85 +45,6 @@ function notices() {
       [1, 2, 3],
     ),
   );
-}
-
-function results() {
-  // Of a deployed run there may be nothing to show.
-  const shown = groups.filter((g) => !g.deployed || Object.keys(g.final).length);
-  const silent = groups.filter((g) => g.finished && !shown.includes(g));
-  const unshared = silent.map((g) =>
-    el("p", {}, groups.length > 1 ? `${g.label}: ${report.unshared}.` : `${report.unshared}.`),
-  );
-  const tables = [...new Set(shown.map((g) => g.measure))].map((key) => {
-    const own = groups.map((g, k) => k).filter((k) => shown.includes(groups[k]) && groups[k].measure === key);
-    const rivals = (g) => own.map((k) => groups[k]).filter((o) => o.problem === g.problem);
-    const isBest = (g, pick) =>
-      rivals(g).length > 1 && pick(g) === Math.max(...rivals(g).map((o) => pick(o) ?? -Infinity));
-    const cell = (value, ci, best, extra) =>
-      value === null || value === undefined
-        ? "–"
-        : el(
-            "span",
-            { class: best ? "best" : "" },
-            show(key, value, null, false),
-            ci === null || ci === undefined ? null : el("small", {}, ` ± ${show(key, ci, null, false)}`),
-            extra,
-          );
-    const last = (g) => g.final[g.kinds.at(-1)];
-    const rows = own.map((k) => {
-      const g = groups[k];
-      const state = g.finished
-        ? plural(g.finished, "seed")
-        : g.status === "running"
-          ? "unfinished"
-          : g.status;
-      return [
-        named(k),
-        ...KINDS.map((kind) => {
-          const f = g.final[kind];
-          const error =
-            f?.rmse === undefined || f?.rmse === null
-              ? null
-              : el("small", { class: "below" }, `RMSE ${short(+f.rmse.toPrecision(4))}`);
-          return f
-            ? cell(
-                f.value,
-                f.ci,
-                isBest(g, (o) => o.final[kind]?.value),
-                error,
-              )
-            : "–";
-        }),
-        last(g)
-          ? cell(
-              last(g).worst,
-              last(g).worst_ci,
-              isBest(g, (o) => last(o)?.worst),
-            )
-          : "–",
-        state,
-      ];
-    });
-    const m = measures[key];
-    const over = own.some((k) => groups[k].finished > 1) ? ", mean ± 95 % interval over seeds" : "";
-    return [
-      table(
-        "Results",
-        ["", ...KINDS.map((kind) => kind + headOf(key)), `worst tenth${headOf(key)}`, "runs"],
-        rows,
-      ),
-      el(
-        "p",
-        { class: "note" },
-        `Test ${m.name} over all clients' rows${over}. ` +
-          `Worst tenth: the mean over the tenth of the clients that the last of the three models does worst by.` +
-          (own.some((k) => groups[k].algorithm === "alone")
-            ? " Alone: each client trains by itself, and its model is a personal one."
-            : ""),
-      ),
-    ];
-  });
-  return tables.length || unshared.length ? section("results", "Results", tables.flat(), unshared) : null;
 }
 
 function curves() {
@@ -185,7 +86,7 @@ function curves() {
         .flatMap((l) => l.y)
         .filter((v) => v !== null);
       const log = !m && Math.min(...known) > 0 && Math.max(...known) / Math.min(...known) > 50;
-      const y = m ? (key === "r2" ? { least: -0.5, most: 1 } : { least: 0, most: 100 }) : { log, least: 0 };
+      const y = m ? limits(key) : { log, least: 0 };
       const note =
         key === "r2" && Math.min(...known) < -0.5
           ? "R² below −0.5 is drawn at −0.5."
@@ -196,6 +97,7 @@ function curves() {
         label: `${title} against rounds, a line for each model of each run`,
         x: { label: "round" },
         y,
+        rules: m ? baselines(key, shown) : [],
         lines: linesOf(key),
       });
       const numbers = numbersOf(title, ["round", ...all().map((l) => l.name)], () => {
@@ -238,6 +140,8 @@ function curves() {
     ),
   );
   const bands = groups.some((g) => g.finished > 1) ? " Bands are 95 % intervals over seeds." : "";
+  const names = [...new Set(report.baselines.filter(Boolean).map((b) => b.name))].join(" or ");
+  const base = names ? ` The line named ${names} needs no learning.` : "";
   return section(
     "curves",
     "Round by round",
@@ -247,7 +151,7 @@ function curves() {
       { class: "pair" },
       panels.map(([f]) => f),
     ),
-    el("p", { class: "note" }, `The models of all clients, judged every few rounds.${bands}`),
+    el("p", { class: "note" }, `The models of all clients, judged every few rounds.${bands}${base}`),
   );
 }
 
@@ -256,9 +160,10 @@ const main = el(
   "main",
   {},
   opening(),
-  [notices, results, curves, parts, gains, sizes, worst, chosen, newcomers, cost, environment, again].map(
-    (make) => make(),
-  ),
+  [
+    ...[notices, find, results, training, curves, parts, gains, sizes, worst, chosen, newcomers],
+    ...[cost, environment, again],
+  ].map((make) => make()),
 );
 document.body.append(
   masthead,
@@ -267,7 +172,9 @@ document.body.append(
 );
 const SHORT = {
   notices: "Unfinished",
+  find: "Find",
   results: "Results",
+  training: "Training",
   curves: "Rounds",
   parts: "Took part",
   gain: "Gain",
@@ -284,3 +191,16 @@ masthead
   .append(
     ...[...main.querySelectorAll(":scope > section")].map(({ id }) => el("a", { href: `#${id}` }, SHORT[id])),
   );
+
+const folds = [...main.querySelectorAll("details.fold")];
+// A link to a section that is shut opens it, and paper shows what can be opened.
+addEventListener("hashchange", () => {
+  const fold = folds.find((f) => `#${f.parentNode.id}` === location.hash);
+  if (fold) fold.open = true;
+});
+let shut = [];
+addEventListener("beforeprint", () => {
+  shut = folds.filter((f) => !f.open);
+  shut.forEach((f) => (f.open = true));
+});
+addEventListener("afterprint", () => shut.forEach((f) => (f.open = false)));

@@ -19,7 +19,10 @@ from pfedme.report.html.read import read
 
 NAME = "report.html"
 """What a page is called in the folder of a run or of a comparison."""
-SCRIPTS = ("chart.js", "parts.js", "clients.js", "ledger.js", "again.js", "page.js")
+SCRIPTS = (
+    "chart.js", "bars.js", "parts.js", "answer.js", "find.js", "results.js", "clients.js", "ledger.js",
+    "again.js", "page.js",
+)  # fmt: skip
 
 
 def report(folders: Sequence[Path], out: Path, *, force: bool = False) -> None:

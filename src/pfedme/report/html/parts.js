@@ -2,7 +2,7 @@
 
 const report = JSON.parse(document.getElementById("document").textContent);
 const groups = report.groups;
-const measures = { ...report.measures, rmse: { name: "RMSE", sign: "RMSE", axis: "test RMSE", scale: 1 } };
+const measures = report.measures;
 const capital = (text) => text[0].toUpperCase() + text.slice(1);
 const KINDS = ["global", "local", "personal"];
 const count = (n) => n.toLocaleString("en-US");
@@ -47,36 +47,41 @@ function showSeconds(value) {
 /** A sentence, whose numbers stay with their units. */
 const said = (text) => text.replace(/(\d) (%|points)/g, "$1\u00a0$2");
 
-/** A table in a box of its own to scroll in; the first column is text, the others numbers. */
-function table(label, head, rows, wide) {
+/**
+ * A table in a box of its own to scroll in; the first column is text, the others numbers. On a narrow screen a
+ * row becomes a list of its cells, each with its head, unless `stack` is false, for tables with many rows.
+ */
+function table(label, head, rows, wide, stack = true) {
+  const heads = head.map((name) => (typeof name === "string" ? name : name.textContent));
   const cell = (tag, value, k, extra) =>
     el(tag, { class: k === 0 || wide?.includes(k) ? "text" : "", ...extra }, value);
   return el(
     "div",
-    { class: "scroll", role: "region", "aria-label": label, tabindex: 0 },
+    { class: stack ? "scroll stack" : "scroll", role: "region", "aria-label": label, tabindex: 0 },
+    // The roles are those of the elements, which lose them where they are not shown as a table.
     el(
       "table",
-      {},
+      { role: "table" },
       el(
         "thead",
-        {},
+        { role: "rowgroup" },
         el(
           "tr",
-          {},
-          head.map((name, k) => cell("th", name, k, { scope: "col" })),
+          { role: "row" },
+          head.map((name, k) => cell("th", name, k, { scope: "col", role: "columnheader" })),
         ),
       ),
       el(
         "tbody",
-        {},
+        { role: "rowgroup" },
         rows.map((row) =>
           el(
             "tr",
-            {},
+            { role: "row" },
             row.map((value, k) =>
               k
-                ? cell("td", value, k)
-                : cell("th", el("span", { class: "first" }, value), k, { scope: "row" }),
+                ? cell("td", value, k, { role: "cell", "data-head": heads[k], "data-empty": value === "–" })
+                : cell("th", el("span", { class: "first" }, value), k, { scope: "row", role: "rowheader" }),
             ),
           ),
         ),
@@ -89,7 +94,7 @@ function table(label, head, rows, wide) {
 function numbersOf(label, head, rows) {
   const box = el("details", { class: "numbers" }, el("summary", {}, "The numbers as a table"));
   box.addEventListener("toggle", () => {
-    if (box.open && box.children.length === 1) box.append(table(label, head, rows()));
+    if (box.open && box.children.length === 1) box.append(table(label, head, rows(), [], false));
   });
   return box;
 }
@@ -106,6 +111,15 @@ function figure(draw, build, title, note, numbers) {
     numbers,
   );
   return [made, draw(host, build)];
+}
+
+/** A section that is shut until somebody wants it. */
+function folded(id, title, ...children) {
+  return el(
+    "section",
+    { id, class: "folded", "aria-labelledby": `${id}-title` },
+    el("details", { class: "fold" }, el("summary", {}, el("h2", { id: `${id}-title` }, title)), ...children),
+  );
 }
 
 function section(id, title, ...children) {
@@ -141,7 +155,28 @@ function toggles(label, items, change) {
 }
 
 const swatch = (k, points) => sample({ group: k, points });
-const named = (k, points) => el("span", { class: "name" }, swatch(k, points), groups[k].label);
+
+/** A run's name beside its colour, with the kind of model if one is given, and what else is to be known. */
+function named(k, points, kind) {
+  const text = kind ? `${groups[k].label}, ${kind}` : groups[k].label;
+  const picture = kind ? sample({ group: k, dash: kind }) : swatch(k, points);
+  const name = el("span", { class: "name" }, picture, text);
+  return groups[k].aside ? [name, el("small", { class: "below" }, groups[k].aside)] : name;
+}
+
+/** What an axis of a metric may show at most. */
+const limits = (key) =>
+  measures[key].sign === "%"
+    ? { least: 0, most: 100 }
+    : { least: key === "r2" ? -0.5 : 0, most: ["r2", "auc", "f1"].includes(key) ? 1 : Infinity };
+
+/** The lines of what needs no learning, in a chart of a metric about some groups. */
+function baselines(key, own, which = "value") {
+  const found = [...new Set(own.map((k) => groups[k].problem))].map((p) => report.baselines[p]);
+  return found
+    .filter((b) => b && (b[which] ?? null) !== null && (which !== "value" || b.measure === key))
+    .map((b) => ({ at: measures[key].scale * b[which], text: b.name }));
+}
 
 /** How many of the clients a chart shows, if not all. */
 const sampled = (clients) =>

@@ -17,6 +17,7 @@ from pfedme.data.deployed import Deployed
 from pfedme.deploy.ledger import COLUMNS, Outcome, text_of
 from pfedme.errors import InputError
 from pfedme.folder import Folder
+from pfedme.report.measure import MEASURES
 from pfedme.report.tables import KINDS
 from pfedme.run import Run
 
@@ -24,7 +25,16 @@ Columns = dict[str, np.ndarray]
 """A table by its columns: texts, or numbers with NaN for an empty cell."""
 TEXTS = ("client", "choice", "method", "outcome", "reason")
 """The columns that hold texts."""
+VERDICTS = ("yes", "no", "cannot tell")
 GAINS = ("gain_over_alone", "gain_over_alone_ci95", "gain_over_global", "gain_over_global_ci95")
+
+
+@dataclasses.dataclass(frozen=True)
+class Compared:
+    """A comparison, and its verdict once it has finished."""
+
+    path: Path
+    verdict: dict[str, Any] | None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,6 +56,10 @@ class Told:
     """Numbers in the shared model."""
     ledger: Columns | None = None
     """ledger.csv: a row for each client's part of each try of a round of a deployed run."""
+    verdict: dict[str, Any] | None = None
+    """personalized.json: whether joining pays with the models that clients chose."""
+    compared: Compared | None = None
+    """The comparison that the run belongs to."""
 
     @property
     def finished(self) -> bool:
@@ -70,9 +84,11 @@ def read(folders: Sequence[Path]) -> list[Told]:
         if not folder.is_dir():
             raise InputError(f"There is no folder {folder}.")
         if (folder / PLAN).exists():
+            compared = Compared(folder, read_verdict(folder / PLAN))
             for job in read_plan(folder):
                 path = folder / job["folder"]
-                runs.setdefault(path.resolve(), read_run(path, planned=job["config"]))
+                told = runs.get(path.resolve()) or read_run(path, planned=job["config"])
+                runs[path.resolve()] = dataclasses.replace(told, compared=compared)
         elif (folder / "record.json").exists():
             runs.setdefault(folder.resolve(), read_run(folder))
         else:
@@ -106,10 +122,9 @@ def read_run(path: Path, planned: dict[str, Any] | None = None) -> Told:
         run=run,
         record=record,
         clients=read_table(folder.clients, ("client", "n_train", "n_test")),
-        offered=read_table(
-            path / "personalized.csv", ("client", "n_train", "n_test", "choice", "lam", *GAINS)
-        ),
-        methods=_methods(path / "personalized.json"),
+        offered=read_offered(path),
+        methods=read_methods(path),
+        verdict=read_verdict(path / "personalized.json"),
         newcomers=read_table(path / "newcomers.csv", ("rows", "clients", "method", "mean")),
         size=_size(folder.model),
         ledger=ledger,
@@ -124,11 +139,18 @@ def _check(record: dict[str, Any]) -> None:
     for entry in entries:
         if not isinstance(entry["round"], int):
             raise TypeError("a round is no whole number")
-        for kind in KINDS:
-            for key in ("accuracy", "r2", "rmse", "loss", "train_loss"):
-                value = entry.get(kind, {}).get(key)
-                if not (value is None or isinstance(value, int | float)):
-                    raise TypeError(f"{key} of the {kind} model is no number")
+        for kind in (*KINDS, "baseline"):
+            own = entry.get(kind) or {}
+            for key in (*MEASURES, "loss", "train_loss"):
+                if not _is_number(own.get(key)):
+                    raise TypeError(f"{key} of the {kind} model is not a number")
+            for bin in own.get("calibration") or ():
+                if not all(_is_number(bin[key]) for key in ("predicted", "observed", "rows")):
+                    raise TypeError(f"the calibration of the {kind} model is not in numbers")
+    if not all(isinstance(text, str) for text in (record.get("auto") or {}).get("sentences", ())):
+        raise TypeError("a sentence about the training is not a text")
+    if not all(isinstance(value, str | None) for value in (record.get("metric") or {}).values()):
+        raise TypeError("its metric is not told in texts")
     deployment = record.get("deployment", {})
     clients, refused = deployment.get("clients", []), deployment.get("refused", {})
     if not (
@@ -138,6 +160,30 @@ def _check(record: dict[str, Any]) -> None:
     if record["status"] == "finished":
         for key in ("compile_s", "train_s", "eval_s"):
             float(record["timing"][key])
+
+
+def _is_number(value: Any) -> bool:
+    return value is None or isinstance(value, int | float)
+
+
+def read_verdict(path: Path) -> dict[str, Any] | None:
+    """The verdict in a comparison's plan or in personalized.json; None if there is none yet, as in the files
+    of older versions."""
+    if not path.exists():
+        return None
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        found = found.get("verdict") if isinstance(found, dict) else None
+        if found is None:
+            return None
+        if found["verdict"] not in VERDICTS:
+            raise ValueError(f"there is no verdict {found['verdict']!r}")
+        for key in ("gain", "low", "high", "clients", "gaining", "losing"):
+            if not _is_number(found.get(key)):
+                raise TypeError(f"{key} of its verdict is not a number")
+        return found
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{path} cannot be read ({_why(error)}); make it again.") from None
 
 
 def read_table(path: Path, needed: Sequence[str]) -> Columns | None:
@@ -185,13 +231,20 @@ def read_ledger(path: Path) -> Columns | None:
     return found
 
 
-def _methods(path: Path) -> dict[str, Any] | None:
+def read_offered(folder: Path) -> Columns | None:
+    """What each client chose, from personalized.csv; None if it does not exist."""
+    return read_table(folder / "personalized.csv", ("client", "n_train", "n_test", "choice", "lam", *GAINS))
+
+
+def read_methods(folder: Path) -> dict[str, Any] | None:
+    """How each way to a model does, from personalized.json; None if it does not exist."""
+    path = folder / "personalized.json"
     if not path.exists():
         return None
     try:
         found = json.loads(path.read_text(encoding="utf-8"))["methods"]
         return {
-            name: {key: None if value is None else float(value) for key, value in values.items()}
+            name: {key: value for key, value in values.items() if _is_number(value)}
             for name, values in found.items()
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

@@ -1,25 +1,19 @@
-"""What a page says in words: its title, what was run, and whether joining pays."""
+"""What a page says in words: what was run, and whether joining pays."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
-from pfedme.report.html.groups import Group, data_text, estimate, option
+from pfedme.report.html.groups import Group, data_text, estimate, number, option
 from pfedme.report.html.read import Columns, Told
 from pfedme.report.measure import ACCURACY, R2
-from pfedme.report.tables import choice_sentences, data_name, sentences
+from pfedme.report.tables import choice_sentences
 
 UNSHARED = "Clients did not share their scores"
 
 
-def title(runs: Sequence[Told]) -> str:
-    """Which algorithms ran on which data."""
-    names = list(dict.fromkeys(told.run.algorithm.name for told in runs))
-    data = list(dict.fromkeys(data_name(told.record["config"]["data"]) for told in runs))
-    return f"{_and(names)} on {_and(data)}"
+POOLED = "what one central table would give (simulation only)"
 
 
 def _and(words: Sequence[str]) -> str:
@@ -39,7 +33,7 @@ def about(groups: Sequence[Group], tables: Sequence[Columns | None]) -> list[str
         runs = [told for k in own for told in groups[k].runs]
         first = runs[0]
         kind = first.record["config"]["model"]["name"]
-        linear = "Linear regression" if groups[own[0]].measure is R2 else "Softmax regression"
+        linear = "Linear regression" if groups[own[0]].usual is R2 else "Softmax regression"
         networks = {"dnn": "A neural network", "cnn": "A convolutional network"}
         if not any(groups[k].entries for k in own) and first.deployed:
             linear = "A linear model"  # Which of the two only scores would tell.
@@ -55,7 +49,7 @@ def about(groups: Sequence[Group], tables: Sequence[Columns | None]) -> list[str
             f"{_and([str(s) for s in seeds])}."
         )
         if first.run.holdout_clients:
-            text += f" {100 * first.run.holdout_clients:g} % of the clients were held out as newcomers."
+            text += f" Held out as newcomers: {first.run.held_out}."
         table = next((tables[k] for k in own if tables[k] is not None), None)
         if table is not None and len(table["client"]):
             n = table["n_train"]
@@ -71,58 +65,97 @@ def about(groups: Sequence[Group], tables: Sequence[Columns | None]) -> list[str
 
 
 def headline(groups: Sequence[Group]) -> list[dict[str, Any]]:
-    """Whether joining pays, as far as these runs tell: for each problem a sentence that leads, and others."""
+    """Whether joining pays, as far as these runs show: for each problem its verdicts, a sentence that leads
+    where there is none, and others."""
     said = []
     for problem in dict.fromkeys(group.problem for group in groups):
-        own = [group for group in groups if group.problem == problem and group.finals]
-        offers = [(group, told) for group in own for told in group.finished if told.offered]
-        lines = [line for group, told in offers for line in _offer(group, told, len(offers) > 1)]
-        names = [group.name for group in own]
-        compared = {g.name if names.count(g.name) == 1 else g.label: g.finals for g in own}
-        if len(own) > 1:
-            # Another seed of a deployed run is not to be had by an option.
-            lines += [line for line in sentences(compared) if not (own[0].deployed and "--seeds" in line)]
-        elif own:
+        every = [group for group in groups if group.problem == problem]
+        own = [group for group in every if group.finals]
+        silent = [group for group in every if group.finished and not group.finals]
+        verdicts = _verdicts(own)
+        lines = [line for group in own for told in group.finished for line in _chosen(group, told)]
+        if len(own) == 1 and not verdicts:
             lines += _standing(own[0])
-        silent = [g for g in groups if g.problem == problem and g.finished and not g.finals]
         if silent:
             lines.append(f"{UNSHARED}: how well {_and([g.label for g in silent])} does, only they know.")
         own = own or silent
-        if own and own[0].deployed:
+        if not own:
+            continue
+        lead = [] if verdicts else [_unknown(own)] if own[0].finals or not silent else []
+        if own[0].deployed:
             lines.append("Whether joining pays is for each client to see, beside what it reaches alone.")
-        elif own and not offers and "alone" not in names:
-            lines.append(
-                "Whether joining pays these runs do not tell: that takes alone beside them, as in 'pfedme "
-                f"compare {names[0]} alone', or --personalize auto."
-            )
-        if lines:
-            where = own[0].where.strip()
-            said.append({"where": where[:1].upper() + where[1:], "lead": lines[0], "rest": lines[1:]})
-    nothing = {"where": "", "lead": "There is no result yet: none of these runs has finished.", "rest": []}
-    return said or [nothing]
+            lead = []
+        lines = [*lead, *lines]
+        where = own[0].where.strip()
+        said.append(
+            {
+                "where": where[:1].upper() + where[1:],
+                "verdicts": verdicts,
+                "lead": None if verdicts else lines[0],
+                "rest": lines if verdicts else lines[1:],
+                "improving": _improving(own),
+            }
+        )
+    nothing = "There is no result yet: none of these runs has finished."
+    return said or [{"where": "", "verdicts": [], "lead": nothing, "rest": [], "improving": ""}]
 
 
-def _offer(group: Group, told: Told, several: bool) -> list[str]:
-    assert told.offered is not None
-    tested = ~np.isnan(told.offered["gain_over_alone"])
-    if not tested.any():
-        return []
-    over = {
-        name: [told.offered[f"gain_over_{name}{suffix}"][tested] for suffix in ("", "_ci95")]
-        for name in ("alone", "global")
+def _verdicts(groups: Sequence[Group]) -> list[dict[str, Any]]:
+    """The verdicts of comparisons, and of models that clients chose."""
+    compared = {
+        told.compared.path: told.compared.verdict
+        for group in groups
+        for told in group.finished
+        if told.compared and told.compared.verdict
     }
-    choices = choice_sentences(told.offered["choice"].tolist(), over)
-    if group.measure is not ACCURACY:
-        return choices[:1]
-    mean = float(over["alone"][0].mean())
-    verdict = (
-        "joining changes nothing on average"
-        if ACCURACY.level(100 * mean)
-        else f"{'joining pays' if mean > 0 else 'clients are better off alone'}, by "
-        f"{ACCURACY.apart(100 * mean)} in the mean over clients"
-    )
-    where = f" ({group.one(told)})" if several else ""
-    return [f"With the model that each client chooses for itself, {verdict}{where}.", *choices]
+    found = [(verdict, "") for verdict in compared.values()]
+    found += [
+        (told.verdict, f"the model that each client of {group.one(told)} chose")
+        for group in groups
+        for told in group.finished
+        if told.verdict
+    ]
+    return [
+        {
+            **{key: verdict.get(key) for key in ("verdict", "clients", "gaining", "losing")},
+            **{key: number(verdict.get(key)) for key in ("gain", "low", "high")},
+            "metric": str(verdict.get("metric") or ACCURACY.key),
+            "joined": str(verdict.get("joined") or joined),
+            "why": str(verdict.get("why") or ""),
+        }
+        for verdict, joined in found
+    ]
+
+
+def _unknown(groups: Sequence[Group]) -> str:
+    """Why finished runs have no verdict."""
+    unknown = "These runs cannot show whether joining pays"
+    names = [group.name for group in groups]
+    offered = any(told.offered for group in groups for told in group.finished)
+    if "alone" not in names and not offered:
+        takes = f"'pfedme compare {names[0]} alone', or --personalize auto"
+        return f"{unknown}: that takes alone beside them, as in {takes}."
+    return f"{unknown}: they have no interval of the gain over clients; 'pfedme compare' makes one."
+
+
+def _improving(groups: Sequence[Group]) -> str:
+    """Which runs were still getting better when training ended."""
+    names = [
+        group.label
+        for group in groups
+        if any((told.record.get("auto") or {}).get("improving") for told in group.finished)
+    ]
+    if not names:
+        return ""
+    verb = "was" if len(names) == 1 else "were"
+    return f"{_and(names)} {verb} still improving when training ended: more rounds may change the answer."
+
+
+def _chosen(group: Group, told: Told) -> list[str]:
+    """What clients chose."""
+    if told.offered is None:
+        return []
+    return choice_sentences(told.offered["choice"].tolist(), {})
 
 
 def _standing(group: Group) -> list[str]:
@@ -136,5 +169,5 @@ def _standing(group: Group) -> list[str]:
             owner = "its" if said else f"{group.name}'s"
             said.append(f"{owner} {kind} model{'' if one else 's'}{verb} {what.told(value)}")
     if not said:
-        return ["No client has test rows, so that no model can be judged."]
+        return ["No client has test rows, so no model can be judged."]
     return [f"Over all test rows {_and(said)}."]

@@ -1,0 +1,118 @@
+"""A bar on a terminal that stays a bar: it keeps its width, and texts that have no room are left out."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Column
+
+BAR = 20
+"""Columns of the bar itself."""
+HALF_LIFE_S = 20.0
+"""Seconds after which what was measured of the pace counts half."""
+SETTLED_S = 1.0
+"""Seconds of work, beside the first step, that are needed to tell the time left."""
+
+
+class Pace:
+    """How long what is left will take, from a smoothed pace.
+
+    The first step is left out, for compilation is part of it. Nothing is said before a second of work.
+
+    >>> pace = Pace(clock=iter([0.0, 9.0, 10.0, 11.0]).__next__)
+    >>> [pace.left(done, 10) for done in (0, 1, 3, 5)]
+    [None, None, 3.5, 2.5]
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
+        self.seconds = self.steps = 0.0
+        self.at: float | None = None
+        self.done = 0.0
+        self.moved = False
+        self.last: float | None = None
+
+    def left(self, done: float, total: float | None) -> float | None:
+        """The seconds until `total` steps are done, of which `done` are; None if it cannot be told yet."""
+        now = self.clock()
+        if self.at is None:
+            self.at, self.done = now, done
+        elif done > self.done:
+            took, steps = now - self.at, done - self.done
+            if self.moved:
+                fade = 0.5 ** (took / HALF_LIFE_S)
+                self.seconds, self.steps = fade * self.seconds + took, fade * self.steps + steps
+            self.moved = True
+            self.at, self.done = now, done
+        if total is None or not self.steps or self.seconds < SETTLED_S:
+            return None
+        return max(0.0, (total - done) * self.seconds / self.steps)
+
+
+def in_words(seconds: float | None) -> str:
+    """`40 s left`, `12 min left`, `1 h 20 min left`; nothing if it is not known.
+
+    >>> in_words(None), in_words(3.2), in_words(100), in_words(4790), in_words(1e6)
+    ('', '4 s left', '2 min left', '1 h 20 min left', '12 days left')
+    """
+    if seconds is None:
+        return ""
+    minutes = math.ceil(seconds / 60)
+    if seconds <= 90:
+        return f"{math.ceil(seconds)} s left"
+    if minutes < 60:
+        return f"{minutes} min left"
+    if minutes < 48 * 60:
+        return f"{minutes // 60} h {minutes % 60} min left"
+    return f"{seconds / 86400:.0f} days left"
+
+
+class Live:
+    """Something that is on the screen as long as a block lasts, if there is a terminal."""
+
+    def __init__(self, name: str, total: float | None, console: Console) -> None:
+        self.pace = Pace()
+        self.live: Progress | None = None
+        if console.is_terminal:
+
+            def text(field: str) -> TextColumn:
+                return TextColumn(f"{{task.{field}}}", table_column=Column(no_wrap=True), markup=False)
+
+            self.live = Progress(
+                text("description"), BarColumn(BAR), MofNCompleteColumn(), text("fields[left]"),
+                text("fields[latest]"), console=console, transient=True,
+            )  # fmt: skip
+            self.task = self.live.add_task(name, total=total, left="", latest="")
+
+    def __enter__(self) -> Self:
+        if self.live:
+            self.live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.live:
+            self.live.stop()
+
+    def show(
+        self, name: str, done: float, total: float | None, latest: Sequence[str] = (), skipped: float = 0
+    ) -> str:
+        """Moves the bar, if there is one, and returns the time left in words; `skipped` steps had been done
+        before. Of the texts about what was found `latest`, each shorter than the one before, the first that
+        has room is shown."""
+        seconds = self.pace.left(done - skipped, None if total is None else total - skipped)
+        left = "" if done == total else in_words(seconds)
+        if not self.live:
+            return left
+        counted = len(f"{int(done)}/?") if total is None else 2 * len(str(int(total))) + 1
+        room = self.live.console.width - BAR - counted - 6  # four gaps, and columns are never empty
+        name = name[: max(0, room)]
+        room -= len(name)
+        shown = left if len(left) <= room else ""
+        fitting = next((text for text in latest if len(text) <= room - len(shown)), "")
+        self.live.update(self.task, description=name, completed=done, total=total, left=shown, latest=fitting)
+        return left

@@ -1,0 +1,110 @@
+"""What a page shows of models' scores: the metric that was chosen, the others, the baseline, calibration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pfedme.report.html.groups import Group, estimate, number, number_of, numbers
+from pfedme.report.measure import R2
+
+CLASSES = ("accuracy", "log_loss", "auc", "balanced_accuracy", "recall", "precision", "f1", "brier")
+QUANTITIES = ("r2", "rmse", "mae")
+
+
+def final(group: Group) -> dict[str, Any]:
+    """The result of each model: value and interval, and that of the worst tenth of clients."""
+    key, found = group.measure.key, {}
+    for kind in group.kinds if group.finals else []:
+        own = [entry[kind] for entry in group.finals]
+        value, ci = with_interval(own, key)
+        worst, worst_ci = estimate([worst_tenth(entry, key) for entry in own])
+        found[kind] = {
+            "value": number(value), "ci": number(ci), "worst": number(worst), "worst_ci": number(worst_ci),
+        }  # fmt: skip
+    return found
+
+
+def with_interval(entries: Sequence[Mapping[str, Any]], key: str) -> tuple[float | None, float | None]:
+    """A metric in the mean over seeds and the half-width of its 95 % interval; of a single run that over its
+    test rows, if the record has it."""
+    named = [{"log_loss": entry.get("loss"), **entry} for entry in entries]
+    value, ci = estimate([number_of(entry, key) for entry in named])
+    if len(entries) == 1 and value is not None:
+        ci = number_of(entries[0].get("half_width") or {}, key)
+    return value, ci
+
+
+def worst_tenth(entry: Mapping[str, Any], key: str) -> float | None:
+    """A metric's mean over the tenth of the clients that a model does worst by."""
+    clients = entry.get("clients") if key in ("accuracy", "r2") else (entry.get("by_client") or {}).get(key)
+    return number_of(clients or {}, "worst_decile")
+
+
+def others(group: Group) -> dict[str, Any]:
+    """Every metric of each model, and the half-width of its interval: `{kind: {key: [value, ci]}}`."""
+    keys = QUANTITIES if group.usual is R2 else CLASSES
+    found = {}
+    for kind in (*group.kinds, "baseline"):
+        entries = [final[kind] for final in group.finals if final.get(kind)]
+        if entries and len(entries) == len(group.finals):
+            found[kind] = {key: numbers(with_interval(entries, key)) for key in keys}
+    return found
+
+
+def baseline(groups: Sequence[Group]) -> dict[str, Any] | None:
+    """What needs no learning, the majority class or the mean, by the first run that records it."""
+    for group in groups:
+        for entry in group.finals:
+            if own := entry.get("baseline"):
+                name = "mean" if group.usual is R2 else "majority class"
+                label = own.get("label")
+                return {
+                    "name": name,
+                    "label": f"{label:.4g}" if isinstance(label, float) else label and str(label),
+                    "measure": group.measure.key,
+                    "value": number(number_of(own, group.measure.key)),
+                    "of_client": number(number_of(own, group.of_client)),
+                    "mean": number(number_of(own.get("clients") or {}, "mean")),
+                    "worst": number(worst_tenth(own, group.measure.key)),
+                }
+    return None
+
+
+def calibration(group: Group) -> dict[str, Any]:
+    """For each model its bins: predicted and observed frequencies and rows; of several seeds pooled if they
+    have the same bins, else those of the first."""
+    found = {}
+    for kind in group.kinds if group.finals else []:
+        each = [final[kind].get("calibration") for final in group.finals]
+        if not each or not all(each):
+            continue
+        seeds = [[bin for bin in own if bin["rows"]] for own in each]
+        if len({len(own) for own in each}) == 1:
+            seeds = [_pooled(bins) for bins in zip(*each, strict=True) if any(b["rows"] for b in bins)]
+        else:
+            seeds = seeds[0]
+        found[kind] = [{key: number(bin[key]) for key in ("predicted", "observed", "rows")} for bin in seeds]
+    return {kind: bins for kind, bins in found.items() if bins}
+
+
+def _pooled(bins: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """The bins of several seeds as one."""
+    known = [bin for bin in bins if bin["rows"]]
+    rows = sum(bin["rows"] for bin in known)
+    mean = {key: sum(b["rows"] * b[key] for b in known) / rows for key in ("predicted", "observed")}
+    return {**mean, "rows": rows / len(bins)}
+
+
+def training(group: Group) -> list[dict[str, Any]]:
+    """How step sizes and rounds were chosen, in the record's own sentences, a list for seeds that agree."""
+    found: dict[tuple[Any, ...], list[int]] = {}
+    for told in group.runs:
+        auto = told.record.get("auto") or {}
+        key = (bool(auto.get("improving")), *auto.get("sentences", ()))
+        if auto:
+            found.setdefault(key, []).append(told.run.seed)
+    return [
+        {"seeds": seeds, "improving": improving, "sentences": list(sentences)}
+        for (improving, *sentences), seeds in found.items()
+    ]

@@ -1,0 +1,66 @@
+"""The page about newcomers: what each chose, and what it gains by a run that it took no part in."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from pfedme.data import Source
+from pfedme.files import atomic_write, writing
+from pfedme.report.html.document import document
+from pfedme.report.html.page import NAME, page
+from pfedme.report.html.read import Told, read_methods, read_offered, read_run, read_verdict
+from pfedme.report.tables import data_name
+from pfedme.spec import to_json
+
+MODELS = {"global": "global", "recommended": "personal"}
+"""What the models of newcomers are called beside those of a run."""
+
+
+def newcomers_report(run: Path, folder: Path, newcomers: Source) -> None:
+    """Writes the page about the newcomers whose models are in a folder, from a run in another."""
+    told = as_run(read_run(run), folder)
+    content = document([told])
+    assert told.clients is not None
+    rows, test = (int(told.clients[name].sum()) for name in ("n_train", "n_test"))
+    data = data_name({"name": newcomers.name, **to_json(newcomers)})
+    trained, name = data_name(told.record["config"]["data"]), told.run.algorithm.name
+    content["title"] = f"Newcomers from {data}"
+    content["about"] = [
+        f"{len(told.clients['client']):,} clients of {data}, which took no part in training, start from the "
+        f"shared model of {name} on {trained}. They have {rows:,} training rows in all, and are judged by "
+        f"{test:,} test rows. Global is the shared model as it is, personal the model that each client chose."
+    ]
+    for group in content["groups"]:
+        group["cost"] = None  # which would be the run's
+    with writing(folder):
+        atomic_write(folder / NAME, page(content))
+
+
+def as_run(told: Told, folder: Path) -> Told:
+    """The newcomers as if they were the clients of a run, whose shared model is another's."""
+    offered, methods = read_offered(folder), read_methods(folder)
+    assert offered is not None
+    assert methods is not None
+    final: dict[str, Any] = {"round": told.record["final"]["round"]}
+    for method, kind in MODELS.items():
+        own = methods[method]
+        final[kind] = {**own, "clients": {key: own[key] for key in ("mean", "worst_decile")}}
+    clients = {name: offered[name] for name in ("client", "n_train", "n_test")}
+    for method, kind in MODELS.items():
+        for column, values in offered.items():
+            if column.startswith(f"{method}_"):
+                clients[f"{kind}_{column.removeprefix(f'{method}_')}"] = values
+    record = {**told.record, "history": [], "final": final}
+    return dataclasses.replace(
+        told,
+        path=folder,
+        record=record,
+        clients=clients,
+        offered=offered,
+        methods=methods,
+        newcomers=None,
+        verdict=read_verdict(folder / "personalized.json"),
+        compared=None,
+    )
