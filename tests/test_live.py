@@ -28,7 +28,7 @@ from pfedme.predictor import load, model_of
 NAMES = ("east", "süd-west")
 SHARING = ("east",)
 ROUNDS = 2
-ALGORITHM = PFedMe(lam=5.0, eta=0.05, R=10, B=16, K=3, aggregation="samples")
+ALGORITHM = PFedMe(lam=5.0, eta=0.05, alpha=0.05, R=10, B=16, K=3, aggregation="samples")
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,7 @@ from pfedme.deploy.processes import Kept, await_health, environment
 pytestmark = pytest.mark.slow
 
 ROUNDS = 10
-PFEDME = PFedMe(lam=5.0, eta=0.05, R=10, B=16, K=3)
+PFEDME = PFedMe(lam=5.0, eta=0.05, alpha=0.05, R=10, B=16, K=3)
 LEARNT = PFedMe(lam=5.0, eta=0.15, alpha=0.1, R=30, B=60, K=5)
 """Is at its best after few rounds; before that, means that others have a part in make a difference."""
 ALL = ("--min-clients", "5", "--cohort", "5", "--min-replies", "5", "--tries", "20", "--clip", "0")
