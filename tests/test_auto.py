@@ -132,6 +132,19 @@ def test_a_budget_that_ends_training_early_is_said():
     assert "still falling" in about_training(told)[-1]
 
 
+@pytest.mark.parametrize("algorithm", [FedAvg(), PFedMe(), Alone()], ids=lambda a: a.name)
+def test_a_larger_budget_changes_nothing_once_training_has_converged(algorithm: Algorithm):
+    """Where twice the rounds that were best were within the smaller budget."""
+    fed = clients([60, 80, 100], noise=0.5)
+    sim = Simulation(algorithm, linear(fed), fed, cohort=3)
+    small, large = (pilot(algorithm, sim, budget=budget) for budget in (600, 6000))
+    assert small.converged
+    assert max(2.1 * small.rounds, 1.5 * ENOUGH) <= 600
+    l2 = [np.zeros(0) if found.l2 is None else found.l2 for found in (small, large)]
+    np.testing.assert_array_equal(*l2)
+    assert small._replace(l2=None) == large._replace(l2=None)
+
+
 def test_a_training_that_overfits_is_cut_short():
     """Labels are noise: what is learned after the first rounds makes validation rows worse."""
     fed = clients([30] * 4, noise=1e6)

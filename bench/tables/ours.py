@@ -11,6 +11,7 @@ import io
 import json
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ from reference import measure, rows_of
 from scipy.special import softmax
 
 import pfedme.cli
+from pfedme.auto import ENOUGH
 from pfedme.compare import PLAN
 from pfedme.federation import Federation
 from pfedme.files import atomic_write
@@ -71,12 +73,37 @@ def result(cell: Cell, out: Path) -> dict[str, Any] | None:
     return json.loads(kept.read_text()) if kept.exists() else None
 
 
+def settled(cell: Cell, kept: dict[str, Any]) -> bool:
+    """Whether a larger budget would change nothing in a cell: every training ended by itself, and twice its
+    rounds, the longest that it has tried, were not cut short (tests/test_auto.py has the law)."""
+    ends = [run["auto"] for run in kept["runs"].values()]
+    return all(
+        end["stopped"] == "converged" and max(2.1 * end["rounds"], 1.5 * ENOUGH) <= cell.budget
+        for end in ends
+    )
+
+
+def equal(cell: Cell, budgets: Sequence[int], out: Path) -> dict[str, Any] | None:
+    """The result of the same cell with a smaller budget, where this one's must be equal."""
+    for budget in sorted(budgets):
+        smaller = cell._replace(budget=budget)
+        if budget < cell.budget and (kept := result(smaller, out)) and settled(smaller, kept):
+            return {**kept, "equals": budget}
+    return None
+
+
 def carry_out(
-    cell: Cell, path: Path, federation: Federation, out: Path, *, force: bool = False
+    cell: Cell, path: Path, federation: Federation, out: Path, budgets: Sequence[int], *, force: bool = False
 ) -> dict[str, Any]:
-    """Runs a cell's comparison, or resumes it unless it is to be run anew, and keeps its result."""
+    """Runs a cell's comparison, or resumes it unless it is to be run anew, and keeps its result.
+
+    One that a smaller budget has answered is not run again.
+    """
     folder = cell.folder(out)
     folder.parent.mkdir(parents=True, exist_ok=True)
+    if kept := equal(cell, budgets, out):
+        atomic_write(folder.with_suffix(".json"), json.dumps(kept, indent=1))
+        return kept
     begun = (folder / PLAN).exists() and not force
     words = ["resume", str(folder)] if begun else [*cell.command(path, out), "--force"]
     began = time.monotonic()

@@ -54,15 +54,16 @@ def main() -> None:
     federations = {table.name: Table(**table.fields(paths[table.name])).load() for table in TABLES}
     beside = {name: sklearn(name, federation, asked.out) for name, federation in federations.items()}
     wanted = [] if asked.page else [table for table in TABLES if table.name in (asked.tables or names)]
-    # The defaults first: all of the page but the verdicts needs no other cells.
-    budgets = sorted(asked.budgets, key=lambda budget: budget != BUDGET)
-    cells = [Cell(t, budget, seed) for t in wanted for budget in budgets for seed in range(asked.seeds)]
-    cells.sort(key=lambda cell: (cell.budget, cell.seed) != (BUDGET, 0))
+    cells = [Cell(t, budget, seed) for t in wanted for budget in asked.budgets for seed in range(asked.seeds)]
+    # The defaults first: all of the page but the verdicts needs no other cells. Then smaller budgets first:
+    # where training has ended by itself, larger ones change nothing.
+    cells.sort(key=lambda cell: ((cell.budget, cell.seed) != (BUDGET, 0), cell.budget))
     left = [cell for cell in cells if asked.force or result(cell, asked.out) is None]
     for place, cell in enumerate(left, 1):
         name = cell.table.name
-        kept = carry_out(cell, paths[name], federations[name], asked.out, force=asked.force)
-        said = f"{cell}: {kept['verdict']['verdict']}, {kept['seconds']:.0f} s"
+        kept = carry_out(cell, paths[name], federations[name], asked.out, BUDGETS, force=asked.force)
+        how = f"as with {kept['equals']} rounds" if "equals" in kept else f"{kept['seconds']:.0f} s"
+        said = f"{cell}: {kept['verdict']['verdict']}, {how}"
         print(f"{time.strftime('%H:%M')}  {place}/{len(left)}  {said}", flush=True)
     findings = [
         Finding(table, federations[table.name], beside[table.name], kept_of(table, asked.out))

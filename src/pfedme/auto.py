@@ -25,10 +25,12 @@ from pfedme.simulate import Simulation, State, advance
 
 FOLDS = 5
 """One of so many parts of each client's training rows is for validation."""
-SMALL = 200
+SMALL = 1000
 """A client with fewer training rows chooses its l2 by all parts in turn, one with more by the first."""
 CAUTION = 0.5
-"""A weaker l2 must be better by so many standard errors."""
+"""A weaker l2 must be better by so many standard errors, for a client with many rows."""
+FEW = 100
+"""With n rows, it must be better by √(1 + FEW/n) times as many: a few rows tell their own noise badly."""
 FIRST = 4
 """Rounds with full steps at first."""
 ENOUGH = 32
@@ -256,7 +258,8 @@ def _choose(course: Course, found: Pilot, simulation: Simulation, watch: Watch) 
         (own,) = judged.row_scores(judged.best, "validation").values()
         scores.append(own.T)
         owners.append(judged.owner() if pools else who[judged.owner()])
-    return choose(np.concatenate(scores), np.concatenate(owners), len(rows), CAUTION)
+    caution = CAUTION * np.sqrt(1 + FEW / np.maximum(rows, 1))
+    return choose(np.concatenate(scores), np.concatenate(owners), len(rows), caution)
 
 
 def _mean(losses: dict[str, float]) -> float:

@@ -198,9 +198,10 @@ def paired(
     return (b - c) / n, 1.96 * np.sqrt(b + c + 1) / n
 
 
-def choose(score: np.ndarray, owner: np.ndarray, clients: int, caution: float) -> np.ndarray:
+def choose(score: np.ndarray, owner: np.ndarray, clients: int, caution: float | np.ndarray) -> np.ndarray:
     """The candidate that each client takes: the first that is not worse than its best by `caution` standard
-    errors, from the score of each candidate (column) on each row to choose by, such as `row_score`.
+    errors (a number, or one for each client), from the score of each candidate (column) on each row to choose
+    by, such as `row_score`.
 
     A client without such rows takes the first.
 
@@ -215,7 +216,7 @@ def choose(score: np.ndarray, owner: np.ndarray, clients: int, caution: float) -
     mean = _by_client(behind, owner, clients) / count
     variance = np.maximum(_by_client(behind**2, owner, clients) / count - mean**2, 0)
     noise = np.where(count > 1, np.sqrt(variance / count), 1.0)  # a single row decides nothing
-    return np.argmax(mean <= caution * noise + 1e-12, axis=1)
+    return np.argmax(mean <= np.reshape(caution, (-1, 1)) * noise + 1e-12, axis=1)
 
 
 def row_score(found: Outcomes) -> np.ndarray:
