@@ -18,11 +18,11 @@ from pfedme.algorithms.base import sgd
 from pfedme.auto import ENOUGH, pilot, slower, with_l2
 from pfedme.cli import main
 from pfedme.errors import Diverged
-from pfedme.execute import about_training, still_falling
 from pfedme.federation import Federation
 from pfedme.models import Network
 from pfedme.prox import prox
 from pfedme.simulate import Simulation
+from pfedme.training_notes import about_training, still_falling, weights
 from pfedme.tree import Params
 
 DATA = "synthetic:clients=5,rows=40,features=4,classes=3"
@@ -262,3 +262,26 @@ def test_the_command_in_the_record_repeats_the_run_with_every_number_written_out
     repeated = json.loads((again / "record.json").read_text())
     assert repeated["final"] == record["final"]
     assert (again / "model.safetensors").read_bytes() == (out / "model.safetensors").read_bytes()
+
+
+def test_the_weights_are_told_where_one_client_has_far_more_rows_than_the_others():
+    uneven, even = clients([400, 20, 20, 20]), clients([40, 50, 60, 40])
+    told = weights(FedAvg(), uneven)
+    share = uneven.n_train[0] / uneven.n_train.sum()
+    assert told == {"aggregation": "samples", "client": uneven.name(0), "share": pytest.approx(share)}
+    assert weights(FedAvg(), even) is None
+    assert weights(Alone(), uneven) is None
+
+
+@pytest.mark.parametrize("aggregation", ["uniform", "samples"])
+def test_a_run_says_how_clients_are_weighted(aggregation: str, tmp_path: Path):
+    table = tmp_path / "table.csv"
+    rng = np.random.default_rng(0)
+    rows = [f"{c},{x:.3f},{int(x > 0)}" for c in "a" * 200 + "bcd" * 12 for x in [rng.normal()]]
+    table.write_text("\n".join(["site,x,y", *rows]))
+    words = ["run", "fedavg", "--data", str(table), "--client", "site", "--label", "y", "--rounds", "2"]
+    assert main([*words, "--aggregation", aggregation, "--out", str(tmp_path / "out")]) == 0
+    said = " ".join(json.loads((tmp_path / "out" / "record.json").read_text())["auto"]["sentences"])
+    assert {"uniform": "weighted alike, although 'a'", "samples": "weighted by rows, so that 'a'"}[
+        aggregation
+    ] in said

@@ -19,9 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from pfedme import __version__
-from pfedme.algorithms import Algorithm
 from pfedme.algorithms.base import Models
-from pfedme.auto import RETRIES, TOLERANCE, chooses_l2, pilot, slower, unlearned_loss, with_l2
+from pfedme.auto import RETRIES, chooses_l2, pilot, slower, with_l2
 from pfedme.baseline import baseline
 from pfedme.devices import cores, everywhere
 from pfedme.errors import Diverged, InputError, Interrupted, RunError
@@ -34,9 +33,9 @@ from pfedme.report.measure import metric_for
 from pfedme.rows_file import write_rows
 from pfedme.run import Run
 from pfedme.simulate import MOST_ROUNDS, Evaluation, Simulation, State, advance
-from pfedme.spec import to_json
 from pfedme.track import FILES, Tracking
 from pfedme.trackers import Tracker
+from pfedme.training_notes import about_training, advice, still_falling, weights
 
 if TYPE_CHECKING:
     from pfedme.afterwards import Offer
@@ -328,6 +327,7 @@ class Execution:
             "steps": {name: getattr(steps, name) for name in steps.steps},
             "L": float(f"{self.simulation.smoothness():.3g}") if found else None,
             "retries": self.retries,
+            "weights": weights(steps, self.simulation.federation),
         }
 
     def slower(self) -> bool:
@@ -539,58 +539,6 @@ def compilation() -> Iterator[list[float]]:
         yield seconds
     finally:
         jax.monitoring.unregister_event_duration_listener(listen)
-
-
-def still_falling(history: list[dict[str, Any]], federation: Federation) -> bool:
-    """Whether the loss on training rows fell in the second half of a run: by more than five times what twice
-    the rounds must lower it by to be worth it, because steps of full size make it noisy."""
-    half = history[-1]["round"] / 2
-    before = [entry for entry in history if entry["round"] <= half]
-    if not before or half < 1:
-        return False
-    scale = unlearned_loss(federation.y, federation.classes)
-    for kind in ("global", "personal"):
-        then, now = (entry.get(kind, {}).get("train_loss") for entry in (before[-1], history[-1]))
-        if then is not None and now is not None and then - now > 5 * TOLERANCE * scale:
-            return True
-    return False
-
-
-def about_training(auto: dict[str, Any]) -> list[str]:
-    """How step sizes and rounds came about, in sentences."""
-    names = {"eta": "η", "alpha": "α"}
-    said = []
-    if auto["found"]:
-        sizes = ", ".join(f"{names.get(name, name)} = {auto['steps'][name]:.3g}" for name in auto["found"])
-        said.append(f"Step sizes from the data: {sizes} (curvature L ≈ {auto['L']:.3g}).")
-    if auto["retries"]:
-        said.append(
-            f"Larger steps diverged; these are 1/{4 ** auto['retries']} of what the curvature suggests."
-        )
-    rounds = f"{auto['rounds']:,} round{'' if auto['rounds'] == 1 else 's'}"
-    if auto["stopped"] == "converged":
-        said.append(f"It took {rounds}; more did not lower the loss on validation rows.")
-    elif auto["stopped"] == "budget":
-        said.append(
-            f"The budget of {auto['budget']:,} rounds ended while the loss on validation rows was still "
-            "falling; a larger --budget may do better."
-        )
-    elif auto["improving"]:
-        said.append(f"The loss on training rows was still falling when the given {rounds} ended.")
-    return said
-
-
-def advice(algorithm: Algorithm, L: float) -> str:
-    """Which step size to lower, from an estimate of the clients' smoothness L."""
-    settings = to_json(algorithm)
-    if "lam" in settings:
-        lam, alpha, limit = settings["lam"], settings["alpha"], 2 / (L + settings["lam"])
-        stable = f"Inner steps are stable for alpha below 2/(L + λ) = {limit:.2g} (λ = {lam:g}, L ≈ {L:.3g})"
-        if alpha >= limit:
-            return f"{stable}, and alpha is {alpha:g}: lower --alpha or --lam."
-        return f"{stable} and alpha is {alpha:g}, so it is the outer step: lower --eta or --beta."
-    eta = settings["eta"]
-    return f"Steps are stable for eta below 2/L = {2 / L:.2g} (L ≈ {L:.3g}), and eta is {eta:g}: lower --eta."
 
 
 def clients_csv(evaluation: Evaluation, federation: Federation, metric: str = "") -> str:
