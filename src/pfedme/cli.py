@@ -599,13 +599,13 @@ def _tune(argv: list[str]) -> int:
     (run,) = _runs(args, [args.algorithm])
     own = {pair.partition("=")[0].strip() for pair in args.algorithm.partition(":")[2].split(",")}
     fixed = own | {name for name in _hyperparameters() if getattr(args, name) is not None}
-    search = Search.over(run, fixed, args.search)
     out = args.out or _new_folder(f"tune-{run.algorithm.name}")
 
     from pfedme.terminal import SearchBar, print_tuning
 
     try:
         with SearchBar() as bar:
+            search = Search.over(run, fixed, args.search, lambda t: bar.pilot(run.algorithm.name, t))
             tuning = tune(search, args.trials, out, watch=bar)
     except KeyboardInterrupt:
         again = shlex.join(["pfedme", "tune", *argv, *([] if args.out else ["--out", str(out)])])

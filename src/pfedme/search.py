@@ -19,7 +19,7 @@ from optuna.distributions import (
 
 from pfedme import __version__
 from pfedme.algorithms import Algorithm
-from pfedme.auto import pilot
+from pfedme.auto import Watch, pilot
 from pfedme.errors import InputError
 from pfedme.run import Run
 from pfedme.spec import build, field_types, to_json
@@ -85,12 +85,12 @@ def axes(algorithm: Algorithm) -> dict[str, Axis]:
     return {k: axis for k, axis in AXES.items() if k in field_types(type(algorithm)) and k not in idle}
 
 
-def _trained_enough(run: Run) -> tuple[Run, dict[str, float]]:
+def _trained_enough(run: Run, watch: Watch) -> tuple[Run, dict[str, float]]:
     """The run with as many rounds as it takes to converge, if none are given; and its stable step sizes."""
     _, simulation = run.prepare()
     steps = {name: getattr(simulation.algorithm, name) for name in run.algorithm.steps}
     if not run.rounds:
-        found = pilot(run.algorithm, simulation, budget=run.budget)
+        found = pilot(run.algorithm, simulation, budget=run.budget, watch=watch)
         run = dataclasses.replace(run, rounds=found.rounds, quarter_at=found.quarter_at)
     return run, steps
 
@@ -116,8 +116,9 @@ class Search:
     """Share of its rounds in which no trial is stopped, for small steps look worse there than they are."""
 
     @classmethod
-    def over(cls, run: Run, fixed: Set[str], how: How) -> Search:
-        """The search over all that is not `fixed` of a run's hyperparameters."""
+    def over(cls, run: Run, fixed: Set[str], how: How, watch: Watch = lambda _: None) -> Search:
+        """The search over all that is not `fixed` of a run's hyperparameters; `watch` is told how the training
+        gets on that finds out how many rounds a trial takes."""
         own = to_json(run.algorithm)
         if own.get("adapt_on") == "test":
             raise InputError("--adapt-on test reads test rows, which a search must not; leave it out.")
@@ -132,7 +133,7 @@ class Search:
                 f"There is nothing to search, because each of {', '.join(known)} is given or has one value; "
                 "leave an option out, or train with 'pfedme run'."
             )
-        run, stable = _trained_enough(run)
+        run, stable = _trained_enough(run, watch)
         free |= {name: around(step) for name, step in stable.items() if name in free}
         space: dict[str, BaseDistribution] = {
             name: axis.range if how == "tpe" else CategoricalDistribution(axis.grid)

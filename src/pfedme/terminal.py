@@ -44,26 +44,35 @@ LINE_EVERY_S = 2.0
 """Seconds between two lines where there is no terminal."""
 
 
-class Bar(Live):
-    """Progress over all rounds of one or several runs, on standard error; `total` is None if they train until
-    they have converged."""
+class TrainingBar(Live):
+    """Progress of something that trains, on standard error."""
+
+    def __init__(self, what: str, total: int | None = None) -> None:
+        super().__init__(what, total, Console(stderr=True))
+        self.said = time.monotonic()
+
+    def pilot(self, name: str, round: int) -> None:
+        """Shows that it is being found out how long `name` takes."""
+        self.show(f"{name:<8}", round, None, ["finding out how long to train"])
+        if not self.live and time.monotonic() - self.said >= LINE_EVERY_S:
+            self.said = time.monotonic()
+            print(f"{name}: finding out how long to train, round {round}", file=sys.stderr, flush=True)
+
+
+class Bar(TrainingBar):
+    """Progress over all rounds of one or several runs; `total` is None if they train until they have
+    converged."""
 
     def __init__(self, total: int | None) -> None:
-        super().__init__("", total, Console(stderr=True))
+        super().__init__("", total)
         self.total, self.entry = total, {}
         self.rounds: dict[int, int] = {}  # of each run, now
         self.before: dict[int, int] = {}  # and when it was first heard of, as when it is resumed
-        self.said = time.monotonic()
 
     def __call__(self, name: str, place: int, step: Step) -> None:
         """Shows that run number `place`, called `name`, has come to `step`."""
         if step.pilot:
-            self.show(f"{name:<8}", step.round, None, ["finding out how long to train"])
-            if not self.live and time.monotonic() - self.said >= LINE_EVERY_S:
-                self.said = time.monotonic()
-                print(
-                    f"{name}: finding out how long to train, round {step.round}", file=sys.stderr, flush=True
-                )
+            self.pilot(name, step.round)
             return
         self.rounds[place] = step.round
         self.before.setdefault(place, step.round)
@@ -82,12 +91,11 @@ class Bar(Live):
             print(f"{name} round {step.round}{of_all}: {found[0]}{after}", file=sys.stderr, flush=True)
 
 
-class SearchBar(Live):
-    """Progress over the trials of a search, with the best score so far, on standard error."""
+class SearchBar(TrainingBar):
+    """Progress over the trials of a search, with the best score so far."""
 
     def __init__(self) -> None:
-        super().__init__("trials", None, Console(stderr=True))
-        self.said = time.monotonic()
+        super().__init__("trials")
         self.before: int | None = None  # trials that had finished when the search was taken up again
 
     def __call__(self, step: SearchStep) -> None:
