@@ -117,8 +117,10 @@ class Search:
 
     @classmethod
     def over(cls, run: Run, fixed: Set[str], how: How, watch: Watch = lambda _: None) -> Search:
-        """The search over all that is not `fixed` of a run's hyperparameters; `watch` is told how the training
-        gets on that finds out how many rounds a trial takes."""
+        """The search over all that is not `fixed` of a run's hyperparameters.
+
+        `watch` is told the rounds of the training that finds out how many a trial takes.
+        """
         own = to_json(run.algorithm)
         if own.get("adapt_on") == "test":
             raise InputError("--adapt-on test reads test rows, which a search must not; leave it out.")
