@@ -11,11 +11,11 @@ from collections.abc import Callable
 import jax
 
 from pfedme.algorithms import Algorithm, FedAvg, PerFedAvg, PFedMe
+from pfedme.core.models import Network, parse_model
 from pfedme.data import parse_data
-from pfedme.federation import Federation
-from pfedme.models import Network, parse_model
-from pfedme.run import load
-from pfedme.simulate import Simulation
+from pfedme.data.federation import Federation
+from pfedme.engine.simulate import Simulation
+from pfedme.runs.run import load
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,12 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from pfedme.algorithms import FedAvg
+from pfedme.core.models import MLR
 from pfedme.data import parse_data
+from pfedme.data.federation import Federation
 from pfedme.deploy.judge import Upload, clipped
-from pfedme.deploy.ledger import Part
-from pfedme.federation import Federation
-from pfedme.models import MLR
-from pfedme.simulate import Simulation
+from pfedme.engine.simulate import Simulation
+from pfedme.runs.ledger import Part
 
 ROUNDS, SEEDS = 60, 3
 FEDERATIONS = {

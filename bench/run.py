@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 from torch_loop import Loop
 
 from pfedme.algorithms import PFedMe
-from pfedme.devices import cores
+from pfedme.engine.devices import cores
 from pfedme.files import atomic_write
 
 HERE = Path(__file__).parent

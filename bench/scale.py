@@ -11,9 +11,9 @@ import jax
 import numpy as np
 
 from pfedme.algorithms import PFedMe
+from pfedme.core.models import MLR
 from pfedme.data.synthetic import Synthetic
-from pfedme.models import MLR
-from pfedme.simulate import Simulation
+from pfedme.engine.simulate import Simulation
 
 
 def peak_gib() -> float:

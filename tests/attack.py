@@ -21,16 +21,16 @@ from scipy.spatial import KDTree
 from scipy.stats import norm
 
 from pfedme.algorithms import Algorithm, FedAvg, PerFedAvg, PFedMe
+from pfedme.core.models import DNN, MLR, Network
+from pfedme.core.problem import Problem
+from pfedme.core.tree import Params, record
+from pfedme.data.federation import Federation
 from pfedme.data.fitting import Moments, Told
+from pfedme.data.schema import Column, Schema
 from pfedme.deploy.messages import Refusal
 from pfedme.deploy.plan import Plan
 from pfedme.deploy.policy import Policy
-from pfedme.federation import Federation
-from pfedme.models import DNN, MLR, Network
-from pfedme.problem import Problem
-from pfedme.schema import Column, Schema
-from pfedme.simulate import Simulation
-from pfedme.tree import Params, record
+from pfedme.engine.simulate import Simulation
 
 ID = 7
 """The client's id, which the server hands out."""

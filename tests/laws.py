@@ -13,11 +13,11 @@ import numpy as np
 from oracles import Rows
 
 from pfedme.algorithms import Algorithm
-from pfedme.federation import Federation
-from pfedme.models import Model, Network
-from pfedme.problem import Problem
-from pfedme.simulate import Simulation, State, Store
-from pfedme.tree import Params
+from pfedme.core.models import Model, Network
+from pfedme.core.problem import Problem
+from pfedme.core.tree import Params
+from pfedme.data.federation import Federation
+from pfedme.engine.simulate import Simulation, State, Store
 
 A = TypeVar("A", bound=Algorithm)
 T = TypeVar("T")

@@ -23,14 +23,14 @@ import numpy as np
 import polars as pl
 
 from pfedme.algorithms import Algorithm
+from pfedme.core.models import MLR
+from pfedme.core.spec import to_json
 from pfedme.data.table import Table
 from pfedme.deploy import keys
 from pfedme.deploy.processes import free_port
-from pfedme.execute import Result, execute
-from pfedme.models import MLR
-from pfedme.predictor import load, model_of
-from pfedme.run import Run
-from pfedme.spec import to_json
+from pfedme.export import load, model_of
+from pfedme.runs.run import Run
+from pfedme.training.execute import Result, execute
 
 NAMES = ("east", "north", "south", "süd-west", "west")
 LABEL = "sick"

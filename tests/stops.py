@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from pfedme.algorithms import ALGORITHMS
+from pfedme.core.models import parse_model
+from pfedme.core.spec import build
 from pfedme.data.synthetic import Synthetic
-from pfedme.execute import Progress, execute
-from pfedme.models import parse_model
-from pfedme.run import Run
-from pfedme.spec import build
+from pfedme.runs.run import Run
+from pfedme.training.execute import Progress, execute
 
 DATA = Synthetic(clients=4, rows=40, features=5, classes=3)
 

@@ -16,11 +16,11 @@ import pytest
 
 import pfedme
 from pfedme.cli import main
+from pfedme.core.problem import Problem
+from pfedme.core.spec import Positive
 from pfedme.errors import InputError
-from pfedme.offer import Finished
-from pfedme.problem import Problem
-from pfedme.run import Run
-from pfedme.spec import Positive
+from pfedme.personalization.finished import Finished
+from pfedme.runs.run import Run
 
 DATA = "synthetic:clients=4,rows=40,features=5,classes=3"
 pytestmark = pytest.mark.usefixtures("quickly_compiled")

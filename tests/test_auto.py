@@ -15,15 +15,15 @@ from scipy.optimize import minimize
 from pfedme.algorithms import ALGORITHMS, Algorithm, Alone, FedAvg, PFedMe, Pooled
 from pfedme.algorithms.alone import STRENGTHS
 from pfedme.algorithms.base import sgd
-from pfedme.auto import ENOUGH, pilot, slower, with_l2
 from pfedme.cli import main
+from pfedme.core.models import Network
+from pfedme.core.prox import prox
+from pfedme.core.tree import Params
+from pfedme.data.federation import Federation
+from pfedme.engine.simulate import Simulation
 from pfedme.errors import Diverged
-from pfedme.federation import Federation
-from pfedme.models import Network
-from pfedme.prox import prox
-from pfedme.simulate import Simulation
-from pfedme.training_notes import about_training, still_falling, weights
-from pfedme.tree import Params
+from pfedme.training.notes import about_training, still_falling, weights
+from pfedme.training.pilot import ENOUGH, pilot, slower, with_l2
 
 DATA = "synthetic:clients=5,rows=40,features=4,classes=3"
 

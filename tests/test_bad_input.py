@@ -11,11 +11,11 @@ import pytest
 
 from pfedme.algorithms import Alone, FedAvg, PFedMe
 from pfedme.cli import main
+from pfedme.core.models import Network
+from pfedme.data.federation import Federation
+from pfedme.engine.simulate import Simulation, State
 from pfedme.errors import InputError
-from pfedme.federation import Federation
-from pfedme.models import Network
 from pfedme.report.describe import describe
-from pfedme.simulate import Simulation, State
 
 TINY = "--data synthetic:clients=4,rows=40,features=5,classes=3 --rounds 3 --cohort 2 --R 2 --B 5"
 RUN = f"run pfedme {TINY} --out out"

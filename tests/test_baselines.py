@@ -17,7 +17,7 @@ from laws import (
 )
 
 from pfedme.algorithms import Alone, FedAvg, FedAvgFT
-from pfedme.simulate import Simulation
+from pfedme.engine.simulate import Simulation
 
 pytestmark = pytest.mark.usefixtures("double_precision_throughout")
 

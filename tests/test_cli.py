@@ -13,18 +13,18 @@ from pathlib import Path
 
 import pytest
 
-import pfedme.execute
+import pfedme.training.execute
 from pfedme import __version__
 from pfedme.algorithms import ALGORITHMS
 from pfedme.cli import ALGORITHM_NAMES, main
+from pfedme.cli.screen import Bar
+from pfedme.core.models import MODELS, parse_model
+from pfedme.core.spec import field_types, parse
 from pfedme.data import BUILT_IN
 from pfedme.data.synthetic import Synthetic
 from pfedme.errors import InputError
-from pfedme.execute import Progress
-from pfedme.models import MODELS, parse_model
-from pfedme.run import Run
-from pfedme.spec import field_types, parse
-from pfedme.terminal import Bar
+from pfedme.runs.run import Run
+from pfedme.training.execute import Progress
 
 COMMANDS = ("run", "compare", "data", "resume")
 

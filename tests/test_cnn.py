@@ -30,17 +30,17 @@ from test_mnist import write_digits
 
 from pfedme.algorithms import ALGORITHMS, Algorithm, PerFedAvg, PFedMe
 from pfedme.cli import main
-from pfedme.convolution import stage
+from pfedme.core.convolution import stage
+from pfedme.core.models import CNN, Convolutional, Model, Network, from_about, parse_model
+from pfedme.core.problem import Loss, Problem
+from pfedme.core.tree import Params
 from pfedme.data import parse_data
+from pfedme.data.federation import Federation
+from pfedme.engine.simulate import Simulation
 from pfedme.errors import InputError
-from pfedme.execute import execute
-from pfedme.federation import Federation
-from pfedme.folder import Folder
-from pfedme.models import CNN, Convolutional, Model, Network, from_about, parse_model
-from pfedme.problem import Loss, Problem
-from pfedme.run import Run
-from pfedme.simulate import Simulation
-from pfedme.tree import Params
+from pfedme.runs.folder import Folder
+from pfedme.runs.run import Run
+from pfedme.training.execute import execute
 
 every_algorithm = pytest.mark.parametrize(
     "cls",

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from pfedme.cli import main
-from pfedme.compare import Comparison
+from pfedme.training.compare import Comparison
 
 TINY = shlex.split(
     "--data synthetic:clients=4,rows=40,features=5,classes=3 --rounds 3 --cohort 2 --R 2 --B 5"

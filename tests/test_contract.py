@@ -28,11 +28,11 @@ from laws import (
 )
 
 from pfedme.algorithms import ALGORITHMS, Algorithm, Alone, FedAvg, Models, Pooled
-from pfedme.execute import compilation
-from pfedme.federation import Federation
-from pfedme.simulate import Simulation, State
-from pfedme.spec import check, field_docs, field_types
-from pfedme.tree import Params
+from pfedme.core.spec import check, field_docs, field_types
+from pfedme.core.tree import Params
+from pfedme.data.federation import Federation
+from pfedme.engine.simulate import Simulation, State
+from pfedme.training.execute import compilation
 
 N = len(RAGGED)
 every_algorithm = pytest.mark.parametrize("cls", ALGORITHMS.values(), ids=ALGORITHMS)

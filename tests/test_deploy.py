@@ -15,6 +15,7 @@ import polars as pl
 import pytest
 
 from pfedme.algorithms import Algorithm, Alone, FedAvg, FedAvgFT, PerFedAvg, PFedMe
+from pfedme.core.models import DNN, MLR
 from pfedme.data.table import Table
 from pfedme.deploy.book import Book, carry_out, note
 from pfedme.deploy.client import Client
@@ -23,12 +24,11 @@ from pfedme.deploy.messages import GONE, Content, Kind, Refusal, Reply
 from pfedme.deploy.plan import Plan
 from pfedme.deploy.policy import Policy
 from pfedme.deploy.server import Channel, Enough, Server, Stopped, never
+from pfedme.engine.simulate import first_model
 from pfedme.errors import InputError
-from pfedme.execute import execute
-from pfedme.models import DNN, MLR
-from pfedme.predictor import load, model_of
-from pfedme.run import Run
-from pfedme.simulate import first_model
+from pfedme.export import load, model_of
+from pfedme.runs.run import Run
+from pfedme.training.execute import execute
 
 NAMES = ("east", "north", "south", "süd-west", "west")
 

@@ -14,8 +14,8 @@ import json, sys
 import jax
 from pfedme.algorithms import ALGORITHMS
 from pfedme.data.synthetic import Synthetic
-from pfedme.models import DNN
-from pfedme.simulate import Simulation
+from pfedme.core.models import DNN
+from pfedme.engine.simulate import Simulation
 
 federation = Synthetic(clients=7, rows=30, features=6, classes=3).load()
 model = DNN(hidden=(5,)).build(6, 3)

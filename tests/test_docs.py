@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-import pfedme.execute
+import pfedme.training.execute
 from pfedme.cli import EXAMPLES, main
 from pfedme.data.mnist import Mnist
 from pfedme.data.synthetic import Synthetic
@@ -86,8 +86,8 @@ def understood(
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(pfedme.execute, "execute", stop)
-    monkeypatch.setattr(importlib.import_module("pfedme.compare"), "compare", stop)
-    monkeypatch.setattr(importlib.import_module("pfedme.tune"), "tune", stop)
+    monkeypatch.setattr(importlib.import_module("pfedme.training.compare"), "compare", stop)
+    monkeypatch.setattr(importlib.import_module("pfedme.tuning.tune"), "tune", stop)
     monkeypatch.setattr(Synthetic, "load", stop)
     monkeypatch.setattr(Mnist, "load", stop)
     monkeypatch.setattr(Table, "load", stop)

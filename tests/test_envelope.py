@@ -20,9 +20,9 @@ from laws import (
     train_rows,
 )
 
-from pfedme.problem import Problem
-from pfedme.prox import Smooth, prox
-from pfedme.tree import Params
+from pfedme.core.problem import Problem
+from pfedme.core.prox import Smooth, prox
+from pfedme.core.tree import Params
 
 pytestmark = pytest.mark.usefixtures("double_precision_throughout")
 

@@ -17,9 +17,7 @@ from laws import compiling
 
 from pfedme.algorithms import FedAvg, PerFedAvg, PFedMe
 from pfedme.cli import main
-from pfedme.compare import Watch
 from pfedme.errors import InputError, Interrupted
-from pfedme.execute import Progress
 from pfedme.experiments import paper, table1
 from pfedme.experiments.comparison import gradients
 from pfedme.experiments.effects import BASE, EFFECTS
@@ -27,7 +25,9 @@ from pfedme.experiments.finding import Finding, judge
 from pfedme.experiments.paper import CELLS, FULL, PRINTED, QUICK, TINY
 from pfedme.experiments.reproduce import EXPERIMENTS, KNOWN, expand, reproduce
 from pfedme.experiments.study import Estimate, Study, Wish, best, last
-from pfedme.folder import Folder
+from pfedme.runs.folder import Folder
+from pfedme.training.compare import Watch
+from pfedme.training.execute import Progress
 
 VERDICTS = {"holds", "holds in part", "does not hold", "not visible"}
 

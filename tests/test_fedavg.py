@@ -6,7 +6,7 @@ import pytest
 from laws import EXACT, SIZE, federation, flat, softmax_regression, start_at, train_rows, trajectory
 
 from pfedme.algorithms import FedAvg
-from pfedme.simulate import Simulation
+from pfedme.engine.simulate import Simulation
 
 pytestmark = pytest.mark.usefixtures("double_precision_throughout")
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pfedme.data.federation import Federation
 from pfedme.errors import InputError
-from pfedme.federation import Federation
 
 
 def numbered(

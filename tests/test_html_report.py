@@ -25,17 +25,17 @@ from scipy import stats
 
 from pfedme.algorithms import FedAvg
 from pfedme.cli import main
-from pfedme.compare import carry_out_plan
+from pfedme.core.models import parse_model
 from pfedme.data import parse_data
-from pfedme.execute import Wanted
-from pfedme.models import parse_model
 from pfedme.report import html
 from pfedme.report.figures import COLOURS
 from pfedme.report.html.document import document
 from pfedme.report.html.page import embedded
 from pfedme.report.html.page import page as rendered
 from pfedme.report.html.read import read
-from pfedme.run import Run
+from pfedme.runs.run import Run
+from pfedme.training.compare import carry_out_plan
+from pfedme.training.execute import Wanted
 
 ASSETS = Path(str(html.__file__)).parent
 DATA = "synthetic:clients=14,features=5,classes=3,rows=24,alpha=1,beta=1"

@@ -15,17 +15,17 @@ from oracles import softmax
 
 import pfedme
 from pfedme.algorithms import FedAvg
-from pfedme.baseline import baseline
 from pfedme.cli import main
+from pfedme.core.models import Network
+from pfedme.core.problem import Loss
+from pfedme.data.federation import Federation
+from pfedme.engine.baseline import baseline
+from pfedme.engine.measure import MEASURES, measure_of, metric_for
+from pfedme.engine.simulate import Simulation
 from pfedme.errors import InputError
-from pfedme.federation import Federation
-from pfedme.models import Network
-from pfedme.predictor import Predictor, Threshold
-from pfedme.problem import Loss
-from pfedme.report.measure import MEASURES, measure_of, metric_for
+from pfedme.export import Predictor, Threshold
 from pfedme.report.tables import clearly_best, comparison_csv, rows
-from pfedme.run import Run, balanced_weights
-from pfedme.simulate import Simulation
+from pfedme.runs.run import Run, balanced_weights
 
 SIZES = ((40, 20), (30, 0), (25, 9), (60, 33))
 

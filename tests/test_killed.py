@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 from test_stopped import started, wait_for
 
-import pfedme.execute
 import pfedme.files
+import pfedme.training.execute
 from pfedme.cli import main
 from pfedme.data.table import Table
 

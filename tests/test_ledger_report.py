@@ -16,11 +16,11 @@ from test_html_report import HOSTILE, assert_drawn, close, shown
 
 from pfedme.algorithms import FedAvg, PFedMe
 from pfedme.cli import main
+from pfedme.core.models import MLR
 from pfedme.deploy.book import Book
-from pfedme.deploy.ledger import Outcome, Part, ledger_csv
 from pfedme.deploy.plan import Plan
 from pfedme.deploy.server import Stopped
-from pfedme.models import MLR
+from pfedme.runs.ledger import Outcome, Part, ledger_csv
 
 WORDS = ("counted", "dropped", "failed", "late", "absent")
 

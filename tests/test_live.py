@@ -20,10 +20,10 @@ if sys.platform != "linux":
 from live import LABEL, Live, federation
 
 from pfedme.algorithms import PFedMe
+from pfedme.core.models import MLR
 from pfedme.deploy.messages import sha256
 from pfedme.deploy.plan import Plan
-from pfedme.models import MLR
-from pfedme.predictor import load, model_of
+from pfedme.export import load, model_of
 
 NAMES = ("east", "süd-west")
 SHARING = ("east",)

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from laws import federation, flat, held_out, network, point, softmax_regression, train_rows
 
-from pfedme.federation import Federation
-from pfedme.metrics import Blocks, Scores, score, summary
-from pfedme.models import Network
-from pfedme.tree import Params
+from pfedme.core.models import Network
+from pfedme.core.tree import Params
+from pfedme.data.federation import Federation
+from pfedme.engine.metrics import Blocks, Scores, score, summary
 
 SIZES = ((7, 3), (12, 0), (3, 1), (90, 70), (5, 4), (1, 17), (40, 16))
 """Clients with no test row, a single one, and more rows than go into one block."""

@@ -15,9 +15,9 @@ import pytest
 
 from pfedme.cli import main
 from pfedme.data import parse_data
+from pfedme.data.federation import Federation
 from pfedme.data.mnist import FILES, Mnist, load_idx, standardised
 from pfedme.errors import InputError
-from pfedme.federation import Federation
 from pfedme.files import cache_folder
 
 

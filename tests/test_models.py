@@ -22,9 +22,9 @@ from laws import (
     train_rows,
 )
 
-from pfedme.models import DNN, MLR, Model, Network, cross_entropy, curvature, parse_model
-from pfedme.problem import Loss, Problem
-from pfedme.tree import Params
+from pfedme.core.models import DNN, MLR, Model, Network, cross_entropy, curvature, parse_model
+from pfedme.core.problem import Loss, Problem
+from pfedme.core.tree import Params
 
 
 def normal(seed: int, *shape: int) -> np.ndarray:

@@ -18,14 +18,14 @@ from test_bad_input import contents
 from test_bad_tables import problems
 
 from pfedme.cli import main
+from pfedme.data.federation import Federation
+from pfedme.data.forms import PERIODS, Form, find
+from pfedme.data.schema import Column, Schema
 from pfedme.data.table import Table
 from pfedme.deploy.messages import Refusal
 from pfedme.deploy.policy import Policy
 from pfedme.errors import InputError
-from pfedme.federation import Federation
-from pfedme.forms import PERIODS, Form, find
 from pfedme.report.describe import describe
-from pfedme.schema import Column, Schema
 
 N = 60
 GIVEN = "--client hospital --label outcome"

@@ -21,9 +21,9 @@ from laws import (
 )
 
 from pfedme.algorithms import PerFedAvg
-from pfedme.problem import Loss
-from pfedme.simulate import Simulation
-from pfedme.tree import Params
+from pfedme.core.problem import Loss
+from pfedme.core.tree import Params
+from pfedme.engine.simulate import Simulation
 
 pytestmark = pytest.mark.usefixtures("double_precision_throughout")
 

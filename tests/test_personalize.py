@@ -18,16 +18,11 @@ from laws import RAGGED, compiling, federation, softmax_regression, with_test_ro
 
 from pfedme.algorithms import PFedMe
 from pfedme.cli import main
+from pfedme.core.models import MLR
+from pfedme.core.tree import Params
 from pfedme.data import parse_data
-from pfedme.errors import InputError, Interrupted
-from pfedme.execute import Progress, execute, resume
-from pfedme.experiments import gain
-from pfedme.experiments.study import Study
-from pfedme.federation import Federation, Part
-from pfedme.metrics import Blocks, Outcomes, outcomes, over_clients
-from pfedme.models import MLR
-from pfedme.offer import Finished, newcomer_curve, summary
-from pfedme.personalize import (
+from pfedme.data.federation import Federation, Part
+from pfedme.engine.choices import (
     Candidate,
     Personalize,
     Personalized,
@@ -40,9 +35,14 @@ from pfedme.personalize import (
     walk,
     with_own_lambdas,
 )
-from pfedme.run import Run
-from pfedme.simulate import Simulation, Store
-from pfedme.tree import Params
+from pfedme.engine.metrics import Blocks, Outcomes, outcomes, over_clients
+from pfedme.engine.simulate import Simulation, Store
+from pfedme.errors import InputError, Interrupted
+from pfedme.experiments import gain
+from pfedme.experiments.study import Study
+from pfedme.personalization.finished import Finished, newcomer_curve, summary
+from pfedme.runs.run import Run
+from pfedme.training.execute import Progress, execute, resume
 
 HOW = Personalize(steps=3, eta=0.03, folds=3, B=4)
 SMALL = "synthetic:clients=6,rows=16,features=4,classes=3"

@@ -23,7 +23,7 @@ from laws import (
 )
 
 from pfedme.algorithms import FedAvg, PFedMe
-from pfedme.simulate import Simulation
+from pfedme.engine.simulate import Simulation
 
 pytestmark = pytest.mark.usefixtures("double_precision_throughout")
 

@@ -15,10 +15,10 @@ from test_table import patients, saved
 
 import pfedme
 from pfedme.cli import main
+from pfedme.data.schema import Schema
+from pfedme.engine.metrics import Blocks, outcomes
 from pfedme.errors import InputError
-from pfedme.execute import Result
-from pfedme.metrics import Blocks, outcomes
-from pfedme.schema import Schema
+from pfedme.training.execute import Result
 
 QUICK = pfedme.PFedMe(lam=5.0, eta=0.05, R=3, K=2, B=8)
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from laws import federation, problem, softmax_regression
 
-from pfedme.problem import _scaled
-from pfedme.simulate import Store
+from pfedme.core.problem import _scaled
+from pfedme.engine.simulate import Store
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 187, 2**16 - 1, 2**16, 2**16 + 1, 10**6, 2**31 - 1])

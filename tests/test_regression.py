@@ -33,17 +33,15 @@ from oracles import Rows, network_logits, with_one
 from stops import stop_at
 
 from pfedme.algorithms import ALGORITHMS, Algorithm, Alone, FedAvg, PerFedAvg, PFedMe
-from pfedme.auto import with_l2
 from pfedme.cli import main
+from pfedme.core.models import MODELS, Model, Network
+from pfedme.core.problem import Loss
+from pfedme.core.prox import descend, prox
+from pfedme.core.spec import build
+from pfedme.core.tree import Params
+from pfedme.data.federation import Federation
 from pfedme.data.table import Table
-from pfedme.errors import InputError
-from pfedme.execute import Progress, execute
-from pfedme.federation import Federation
-from pfedme.folder import Folder
-from pfedme.metrics import Blocks, outcomes
-from pfedme.models import MODELS, Model, Network
-from pfedme.offer import summary
-from pfedme.personalize import (
+from pfedme.engine.choices import (
     Candidate,
     Personalize,
     choose,
@@ -52,13 +50,15 @@ from pfedme.personalize import (
     walk,
     with_own_lambdas,
 )
-from pfedme.problem import Loss
-from pfedme.prox import descend, prox
+from pfedme.engine.metrics import Blocks, outcomes
+from pfedme.engine.simulate import Simulation, Store
+from pfedme.errors import InputError
+from pfedme.personalization.finished import summary
 from pfedme.report.describe import describe
-from pfedme.run import Run
-from pfedme.simulate import Simulation, Store
-from pfedme.spec import build
-from pfedme.tree import Params
+from pfedme.runs.folder import Folder
+from pfedme.runs.run import Run
+from pfedme.training.execute import Progress, execute
+from pfedme.training.pilot import with_l2
 
 every_algorithm = pytest.mark.parametrize("cls", ALGORITHMS.values(), ids=ALGORITHMS)
 L2 = 0.1

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pfedme.execute import Progress
-from pfedme.federation import Federation
-from pfedme.offer import Level
+from pfedme.cli.screen import Bar
+from pfedme.data.federation import Federation
+from pfedme.engine.verdict import Interval
+from pfedme.personalization.finished import Level
 from pfedme.report.describe import describe
 from pfedme.report.figures import curves
 from pfedme.report.tables import (
@@ -23,8 +24,7 @@ from pfedme.report.tables import (
     rows,
     sentences,
 )
-from pfedme.terminal import Bar
-from pfedme.verdict import Interval
+from pfedme.training.execute import Progress
 
 
 def entry(round: int = 10, **accuracy: float | None) -> dict[str, Any]:

@@ -15,10 +15,10 @@ from test_html_report import assert_drawn, close, shown
 
 from pfedme.algorithms import ALGORITHMS
 from pfedme.cli import main
+from pfedme.core.models import MLR
 from pfedme.data.table import Table
-from pfedme.models import MLR
 from pfedme.report.html.question import noun
-from pfedme.run import Run
+from pfedme.runs.run import Run
 
 KINDS = {"fedavg": ("global", "local"), "pfedme": ("global", "local", "personal"), "pooled": ("global",)}
 KINDS |= {"alone": ("personal",)}

@@ -13,10 +13,10 @@ from stops import DATA, Results, interrupted, stop_at, tiny
 
 from pfedme.algorithms import ALGORITHMS
 from pfedme.cli import main
-from pfedme.compare import compare
 from pfedme.errors import InputError
-from pfedme.execute import Progress, execute, resume
-from pfedme.run import Run
+from pfedme.runs.run import Run
+from pfedme.training.compare import compare
+from pfedme.training.execute import Progress, execute, resume
 
 
 @pytest.fixture(scope="module")

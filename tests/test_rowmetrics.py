@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pfedme.rowmetrics import CLASS_KEYS, ClassRows, NumberRows, auc, best_threshold
+from pfedme.engine.rowmetrics import CLASS_KEYS, ClassRows, NumberRows, auc, best_threshold
 
 few = settings(derandomize=True, deadline=None, max_examples=60)
 KEYS = ("accuracy", "log_loss", *CLASS_KEYS)

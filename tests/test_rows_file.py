@@ -10,8 +10,8 @@ import pytest
 from test_table import patients, saved
 
 import pfedme
-from pfedme import rows_file
 from pfedme.data.table import Table
+from pfedme.runs import rows_file
 
 QUICK = pfedme.PFedMe(lam=5.0, eta=0.05, R=3, K=2, B=8)
 

@@ -18,12 +18,12 @@ from safetensors import safe_open
 from pfedme import __version__
 from pfedme.algorithms import ALGORITHMS
 from pfedme.cli import main
+from pfedme.core.models import parse_model
+from pfedme.core.spec import build
+from pfedme.data.federation import Federation
 from pfedme.data.synthetic import Synthetic
-from pfedme.execute import execute
-from pfedme.federation import Federation
-from pfedme.models import parse_model
-from pfedme.run import Run
-from pfedme.spec import build
+from pfedme.runs.run import Run
+from pfedme.training.execute import execute
 
 TINY = shlex.split(
     "--data synthetic:clients=4,rows=40,features=5,classes=3 --rounds 3 --cohort 2 --R 2 --B 5"

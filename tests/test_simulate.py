@@ -24,9 +24,9 @@ from laws import (
 )
 
 from pfedme.algorithms import Algorithm, Alone, FedAvg, PFedMe
+from pfedme.data.federation import Federation
+from pfedme.engine.simulate import MOST_ROUNDS, Simulation, State
 from pfedme.errors import InputError
-from pfedme.federation import Federation
-from pfedme.simulate import MOST_ROUNDS, Simulation, State
 
 N = len(RAGGED)
 

@@ -13,11 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pfedme.algorithms import ALGORITHMS
-from pfedme.data import DATA
-from pfedme.errors import InputError, unknown
-from pfedme.models import DNN, MODELS
-from pfedme.run import Run
-from pfedme.spec import (
+from pfedme.core.models import DNN, MODELS
+from pfedme.core.spec import (
     Bound,
     Count,
     Index,
@@ -32,6 +29,9 @@ from pfedme.spec import (
     parse,
     to_json,
 )
+from pfedme.data import DATA
+from pfedme.errors import InputError, unknown
+from pfedme.runs.run import Run
 
 KNOWN: dict[str, type[Any]] = {**ALGORITHMS, **DATA, **MODELS}
 

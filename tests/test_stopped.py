@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 from stops import Results, files_of_at_most, interrupted, tiny
 
-import pfedme.execute
+import pfedme.training.execute
 from pfedme.algorithms import Alone
 from pfedme.cli import main
-from pfedme.execute import execute
+from pfedme.training.execute import execute
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ LONG = tiny("alone", algorithm=Alone(R=2, B=5, l2="model"), rounds=12_000, eval_
 
 DRIVER = """
 import resource, sys
-import pfedme.execute
+import pfedme.training.execute
 pfedme.execute.CHECKPOINT_EVERY_S = float(sys.argv[1])
 if limit := int(sys.argv[2]):
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from pfedme.data.federation import Federation
 from pfedme.data.synthetic import Synthetic
-from pfedme.federation import Federation
 
 
 @pytest.fixture(scope="module")

@@ -23,19 +23,19 @@ from test_cli import assert_read_back
 
 from pfedme.algorithms import FedAvg
 from pfedme.cli import main
+from pfedme.core.models import parse_model
 from pfedme.data import parse_data
+from pfedme.data.federation import Federation
 from pfedme.data.fitting import combine, sets_of_clients, sums_of_clients, told_by_clients
+from pfedme.data.hashing import hash_rows, ids_of_names
 from pfedme.data.layout import Strata, arrange
+from pfedme.data.schema import Schema
 from pfedme.data.synthetic import Synthetic
 from pfedme.data.table import Table
 from pfedme.errors import InputError
-from pfedme.federation import Federation
-from pfedme.hashing import hash_rows, ids_of_names
-from pfedme.models import parse_model
-from pfedme.offer import Finished
+from pfedme.personalization.finished import Finished
 from pfedme.report.describe import describe
-from pfedme.run import Run
-from pfedme.schema import Schema
+from pfedme.runs.run import Run
 
 HOSPITALS = ("Nord", "Süd", "west / 3")
 

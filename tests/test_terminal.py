@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from pfedme import terminal
 from pfedme.cli import main
-from pfedme.compare import Comparison
-from pfedme.execute import Progress
+from pfedme.cli import screen as terminal
+from pfedme.cli.screen import print_table
+from pfedme.engine.measure import MEASURES, MetricName
 from pfedme.livebar import BAR, Live, Pace, in_words
-from pfedme.report.measure import MEASURES, MetricName
-from pfedme.terminal import print_table
+from pfedme.training.compare import Comparison
+from pfedme.training.execute import Progress
 
 few = settings(derandomize=True, deadline=None, max_examples=60)
 

@@ -11,14 +11,14 @@ import pytest
 from laws import double_precision, single_precision
 
 from pfedme.algorithms.pfedme import PFedMe
+from pfedme.core.prox import prox
+from pfedme.core.tree import Params
 from pfedme.experiments import theory
 from pfedme.experiments.theory import Measured, clients
 from pfedme.experiments.theory.clients import CONVEX, DIMENSION, KINDS, MOST, NONCONVEX, Federation
 from pfedme.experiments.theory.convex import decay
 from pfedme.experiments.theory.measured import power, series
 from pfedme.experiments.theory.picture import PANELS
-from pfedme.prox import prox
-from pfedme.tree import Params
 
 LAMS = {CONVEX: 2.0, NONCONVEX: 1.5}
 

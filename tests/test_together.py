@@ -11,12 +11,12 @@ from stops import Results, stop_at
 from stops import tiny as tiny_run
 
 from pfedme.algorithms import ALGORITHMS, Algorithm, FedAvg, PFedMe
-from pfedme.compare import carry_out_plan
+from pfedme.engine.simulate import Simulation, State, advance
 from pfedme.errors import Interrupted
-from pfedme.execute import Progress
-from pfedme.folder import Folder
-from pfedme.run import Run
-from pfedme.simulate import Simulation, State, advance
+from pfedme.runs.folder import Folder
+from pfedme.runs.run import Run
+from pfedme.training.compare import carry_out_plan
+from pfedme.training.execute import Progress
 
 
 def simulation(algorithm: Algorithm, seed: int, l2: float = 0.01) -> Simulation:

@@ -20,13 +20,13 @@ from stops import Results, files_of_at_most, stop_at, tiny
 
 from pfedme.algorithms import FedAvg
 from pfedme.cli import main
-from pfedme.compare import compare
+from pfedme.core.models import MLR
 from pfedme.data.table import Table
 from pfedme.errors import Diverged, InputError, Interrupted, RunError
-from pfedme.execute import Progress, execute, resume
-from pfedme.models import MLR
-from pfedme.track import parse_trackers
-from pfedme.trackers import Mlflow
+from pfedme.training.compare import compare
+from pfedme.training.execute import Progress, execute, resume
+from pfedme.training.track import parse_trackers
+from pfedme.training.trackers import Mlflow
 
 RUN = tiny("pfedme")
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from laws import assert_close, assert_same_bits, flat
 
-from pfedme.tree import Params, record
+from pfedme.core.tree import Params, record
 
 few = settings(derandomize=True, deadline=None, max_examples=25)
 numbers = st.integers(-80, 80).map(lambda n: n / 10)

@@ -23,22 +23,22 @@ from test_deploy import NAMES, QUICK, Room, deployed, ledger, owners
 
 from pfedme import __version__
 from pfedme.algorithms import Algorithm, FedAvg, PFedMe
+from pfedme.core.models import DNN, MLR
+from pfedme.data.federation import Federation
+from pfedme.data.hashing import ids_of_names
+from pfedme.data.schema import Schema
 from pfedme.data.table import Table
 from pfedme.deploy import agreement as agreements
 from pfedme.deploy import judge
 from pfedme.deploy.book import Book
 from pfedme.deploy.client import Client
-from pfedme.deploy.ledger import Part, ledger_csv
 from pfedme.deploy.messages import Content, Kind, Refusal, Reply, Words, sha256
 from pfedme.deploy.plan import Plan
 from pfedme.deploy.policy import Policy, read_policy
 from pfedme.deploy.server import Progress, Server
+from pfedme.engine.simulate import Simulation
 from pfedme.errors import InputError
-from pfedme.federation import Federation
-from pfedme.hashing import ids_of_names
-from pfedme.models import DNN, MLR
-from pfedme.schema import Schema
-from pfedme.simulate import Simulation
+from pfedme.runs.ledger import Part, ledger_csv
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 

@@ -18,6 +18,7 @@ from test_trust import SAFE, Bound, changed
 
 from pfedme import __version__
 from pfedme.algorithms import FedAvg, PFedMe
+from pfedme.core.models import MLR
 from pfedme.deploy import server as servers
 from pfedme.deploy.agreement import agree, to_words
 from pfedme.deploy.client import REFUSED, Client
@@ -28,7 +29,6 @@ from pfedme.deploy.plan import Plan, offered
 from pfedme.deploy.policy import Policy
 from pfedme.deploy.server import Server
 from pfedme.errors import InputError
-from pfedme.models import MLR
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 

@@ -24,19 +24,19 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution
 from optuna.trial import TrialState
 from stops import DATA, files_of_at_most, tiny
 
-import pfedme.run
-import pfedme.terminal
+import pfedme.cli.screen
+import pfedme.runs.run
 from pfedme.algorithms import ALGORITHMS, Algorithm
-from pfedme.auto import pilot
 from pfedme.cli import main
+from pfedme.core.models import parse_model
+from pfedme.core.spec import build, to_json
+from pfedme.data.federation import Federation
+from pfedme.engine.simulate import Simulation
 from pfedme.errors import InputError, RunError
-from pfedme.federation import Federation
-from pfedme.journal import opened
-from pfedme.models import parse_model
-from pfedme.search import How, Search, axes
-from pfedme.simulate import Simulation
-from pfedme.spec import build, to_json
-from pfedme.tune import Bench, Step, Tried, Tuning, tune
+from pfedme.training.pilot import pilot
+from pfedme.tuning.search import How, Search, axes
+from pfedme.tuning.study_storage import opened
+from pfedme.tuning.tune import Bench, Step, Tried, Tuning, tune
 
 COUNTS = {"R", "K", "F", "B", "aggregation"}
 """Fields that would need a compiled program for each value."""
@@ -616,7 +616,7 @@ def test_two_processes_do_not_share_a_folder(folder: Path, capsys: pytest.Captur
 def test_without_optuna_the_command_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    for name in ("pfedme.tune", "pfedme.search", "pfedme.journal"):
+    for name in ("pfedme.tuning.tune", "pfedme.tuning.search", "pfedme.tuning.study_storage"):
         monkeypatch.delitem(sys.modules, name)
     for name in [name for name in sys.modules if name.partition(".")[0] == "optuna"]:
         monkeypatch.setitem(sys.modules, name, None)

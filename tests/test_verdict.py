@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from pfedme.cli import main
-from pfedme.compare import read_plan, resume_comparison
+from pfedme.engine.choices import paired
+from pfedme.engine.measure import ACCURACY, MEASURES, Measure
+from pfedme.engine.verdict import LEVEL, PERCENT, Verdict, interval, judge, least_noise, row_noise
 from pfedme.experiments import verdicts
-from pfedme.folder import Folder
-from pfedme.personalize import paired
-from pfedme.report.measure import ACCURACY, MEASURES, Measure
-from pfedme.scores import Ran, Scored, preferred, verdict_of
-from pfedme.verdict import LEVEL, PERCENT, Verdict, interval, judge, least_noise, row_noise
+from pfedme.runs.folder import Folder
+from pfedme.runs.scores import Ran, Scored, preferred, verdict_of
+from pfedme.training.compare import read_plan, resume_comparison
 
 NUMBERS = ("gain", "low", "high")
 TINY = "--data synthetic:clients=6,rows=40,features=5,classes=3 --rounds 3 --budget 6 --cohort 2 --R 2 --B 5"

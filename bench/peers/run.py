@@ -31,7 +31,7 @@ from cells import ALGORITHMS, CELLS, Cell, median, ours
 from common import Task, write_task
 from environments import Peer, peers
 
-from pfedme.devices import cores
+from pfedme.engine.devices import cores
 from pfedme.files import atomic_write
 
 BENCH = Path(__file__).parents[1]

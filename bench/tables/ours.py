@@ -22,13 +22,13 @@ from reference import measure, rows_of
 from scipy.special import softmax
 
 import pfedme.cli
-from pfedme.auto import ENOUGH
-from pfedme.compare import PLAN
-from pfedme.federation import Federation
+from pfedme.core.models import from_about
+from pfedme.data.federation import Federation
 from pfedme.files import atomic_write
-from pfedme.folder import Folder, read_models
-from pfedme.models import from_about
-from pfedme.run import Run
+from pfedme.runs.folder import Folder, read_models
+from pfedme.runs.run import Run
+from pfedme.training.compare import PLAN
+from pfedme.training.pilot import ENOUGH
 
 ALGORITHMS = ("fedavg", "pfedme", "alone", "pooled")
 BUDGET = Run.budget

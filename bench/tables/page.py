@@ -16,7 +16,7 @@ from catalogue import PACKAGES, RealTable
 from ours import BUDGET
 from reference import rows_of
 
-from pfedme.federation import Federation
+from pfedme.data.federation import Federation
 from pfedme.files import atomic_write
 
 DEFAULT = (BUDGET, 0)

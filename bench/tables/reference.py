@@ -16,7 +16,7 @@ from sklearn.linear_model import LogisticRegression, RidgeCV
 from sklearn.metrics import roc_auc_score
 from sklearn.model_selection import KFold, StratifiedKFold
 
-from pfedme.federation import Federation, Part
+from pfedme.data.federation import Federation, Part
 
 STRENGTHS = 10.0 ** np.arange(-4, 3)
 """C of logistic regression."""

@@ -24,8 +24,8 @@ from catalogue import TABLES, RealTable, fetch
 from ours import BUDGET, Cell, carry_out, result
 from page import Finding, write_page
 
+from pfedme.data.federation import Federation
 from pfedme.data.table import Table
-from pfedme.federation import Federation
 from pfedme.files import atomic_write
 
 ROOT = Path(__file__).parents[2]

@@ -14,9 +14,7 @@ From Python, in a few lines:
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -24,14 +22,14 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from pfedme.algorithms import Algorithm, Alone, FedAvg, FedAvgFT, Models, PerFedAvg, PFedMe, Update
     from pfedme.api import compare, personalize, train, tune
+    from pfedme.core.models import CNN, DNN, MLR, Model, Network
+    from pfedme.core.tree import Params, record
     from pfedme.data.mnist import Mnist
     from pfedme.data.synthetic import Synthetic
     from pfedme.data.table import Table
+    from pfedme.engine.choices import Personalize
     from pfedme.errors import InputError, RunError
-    from pfedme.models import CNN, DNN, MLR, Model, Network
-    from pfedme.personalize import Personalize
-    from pfedme.predictor import Predictor, load, model_of
-    from pfedme.tree import Params, record
+    from pfedme.export import Predictor, load, model_of
 
 __all__ = [
     "CNN", "DNN", "MLR", "Algorithm", "Alone", "FedAvg", "FedAvgFT", "InputError", "Mnist", "Model", "Models",
@@ -48,10 +46,10 @@ _HOMES = {
     "pfedme.data.synthetic": ("Synthetic",),
     "pfedme.data.table": ("Table",),
     "pfedme.errors": ("InputError", "RunError"),
-    "pfedme.models": ("CNN", "DNN", "MLR", "Model", "Network"),
-    "pfedme.personalize": ("Personalize",),
-    "pfedme.predictor": ("Predictor", "load", "model_of"),
-    "pfedme.tree": ("Params", "record"),
+    "pfedme.core.models": ("CNN", "DNN", "MLR", "Model", "Network"),
+    "pfedme.engine.choices": ("Personalize",),
+    "pfedme.export": ("Predictor", "load", "model_of"),
+    "pfedme.core.tree": ("Params", "record"),
 }  # fmt: skip
 
 
@@ -61,15 +59,3 @@ def __getattr__(name: str) -> Any:
         if name in names:
             return getattr(import_module(home), name)
     raise AttributeError(f"module 'pfedme' has no attribute '{name}'")
-
-
-class _Package(ModuleType):
-    """This package, in which `compare`, `personalize` and `tune` are the functions: importing the modules of
-    these names must not put them there instead."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if not (name in __all__ and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package

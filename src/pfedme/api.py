@@ -11,22 +11,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pfedme import arguments
-from pfedme.afterwards import Offer, offer, write_page
 from pfedme.algorithms import Algorithm
-from pfedme.compare import Comparison
-from pfedme.compare import compare as carry_out_comparison
+from pfedme.core.models import Description, Model
 from pfedme.data import Source
+from pfedme.engine.choices import Personalize
 from pfedme.errors import InputError
-from pfedme.execute import Progress, Result, execute
-from pfedme.models import Description, Model
-from pfedme.offer import Finished
-from pfedme.personalize import Personalize
+from pfedme.personalization.afterwards import Offer, offer, write_page
+from pfedme.personalization.finished import Finished
 from pfedme.report.html.page import NAME, report
 from pfedme.report.tables import header, rows
-from pfedme.run import Run
+from pfedme.runs.run import Run
+from pfedme.training.compare import Comparison
+from pfedme.training.compare import compare as carry_out_comparison
+from pfedme.training.execute import Progress, Result, execute
 
 if TYPE_CHECKING:
-    from pfedme.tune import Tuning
+    from pfedme.tuning.tune import Tuning
 
 Watch = Callable[[Progress], None]
 

@@ -12,18 +12,18 @@ import jax
 import numpy as np
 
 from pfedme.algorithms import ALGORITHMS, Algorithm
-from pfedme.compare import PLAN
+from pfedme.core.models import MODELS, Description, Model
+from pfedme.core.spec import check, parse
 from pfedme.data import DATA, Source, parse_data
+from pfedme.engine.choices import Personalize
 from pfedme.errors import InputError, unknown
-from pfedme.foreign import OwnModel
-from pfedme.models import MODELS, Description, Model
-from pfedme.personalize import Personalize
-from pfedme.run import parse_held_out
-from pfedme.spec import check, parse
+from pfedme.runs.foreign import OwnModel
+from pfedme.runs.run import parse_held_out
+from pfedme.training.compare import PLAN
 
 if TYPE_CHECKING:
-    from pfedme.search import Search
-    from pfedme.tune import Tuning
+    from pfedme.tuning.search import Search
+    from pfedme.tuning.tune import Tuning
 
 T = TypeVar("T")
 
@@ -178,8 +178,8 @@ def read_verdict(folder: Path) -> dict[str, Any] | None:
 def searching() -> tuple[type[Search], Callable[..., Tuning]]:
     """What describes a search and what carries it out, which need Optuna."""
     try:
-        from pfedme.search import Search
-        from pfedme.tune import tune
+        from pfedme.tuning.search import Search
+        from pfedme.tuning.tune import tune
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "optuna":
             raise

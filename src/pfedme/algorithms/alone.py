@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from pfedme.algorithms.base import Algorithm, Models, Update, sgd
-from pfedme.problem import Problem
-from pfedme.tree import Params, record
+from pfedme.core.problem import Problem
+from pfedme.core.tree import Params, record
 
 STRENGTHS = (3.0, 0.6, 0.12, 0.025, 0.005, 0.001, 0.0)
 """The l2 strengths that a client tries, the strongest first."""

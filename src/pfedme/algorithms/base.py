@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pfedme.problem import Order, Problem
-from pfedme.spec import Count, Index, NonNegative, Positive
-from pfedme.tree import Params, record
+from pfedme.core.problem import Order, Problem
+from pfedme.core.spec import Count, Index, NonNegative, Positive
+from pfedme.core.tree import Params, record
 
 Aggregation = Literal["uniform", "samples"]
 

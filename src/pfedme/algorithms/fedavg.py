@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 import jax
 
 from pfedme.algorithms.base import Aggregation, Algorithm, Models, Update, sgd
-from pfedme.problem import Problem
-from pfedme.tree import Params, record
+from pfedme.core.problem import Problem
+from pfedme.core.tree import Params, record
 
 
 @record

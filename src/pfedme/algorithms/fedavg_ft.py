@@ -8,9 +8,9 @@ import jax
 
 from pfedme.algorithms.base import Models, sgd
 from pfedme.algorithms.fedavg import FedAvg
-from pfedme.problem import Problem
-from pfedme.spec import Count
-from pfedme.tree import Params, record
+from pfedme.core.problem import Problem
+from pfedme.core.spec import Count
+from pfedme.core.tree import Params, record
 
 
 @record

@@ -13,9 +13,9 @@ import jax
 from jax import lax
 
 from pfedme.algorithms.base import Algorithm, Models, Update
-from pfedme.problem import Loss, Problem
-from pfedme.spec import NonNegative, Positive
-from pfedme.tree import Params, record
+from pfedme.core.problem import Loss, Problem
+from pfedme.core.spec import NonNegative, Positive
+from pfedme.core.tree import Params, record
 
 
 @record

@@ -16,10 +16,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from pfedme.algorithms.base import Algorithm, Models, Update
-from pfedme.problem import Problem
-from pfedme.prox import Solver, envelope_grad, prox
-from pfedme.spec import Count, Index, NonNegative, Positive
-from pfedme.tree import Params, record
+from pfedme.core.problem import Problem
+from pfedme.core.prox import Solver, envelope_grad, prox
+from pfedme.core.spec import Count, Index, NonNegative, Positive
+from pfedme.core.tree import Params, record
 
 
 @record

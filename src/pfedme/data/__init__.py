@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
+from pfedme.core.spec import build, parse
 from pfedme.data.deployed import Deployed
+from pfedme.data.federation import Federation
 from pfedme.data.mnist import Mnist
 from pfedme.data.reading import is_table
 from pfedme.data.synthetic import Synthetic
 from pfedme.data.table import OPTIONS, Table
 from pfedme.errors import InputError, unknown
-from pfedme.federation import Federation
-from pfedme.spec import build, parse
 
 
 class Source(Protocol):

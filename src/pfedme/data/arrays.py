@@ -9,8 +9,8 @@ import numpy as np
 import polars as pl
 
 from pfedme.data.reading import HEAD, Part, Types, read_as, rows_of_a_piece, short, shown
+from pfedme.data.schema import listed
 from pfedme.errors import InputError
-from pfedme.schema import listed
 
 
 def open_arrays(path: Path, suffix: str = "") -> Part:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from pfedme.core.spec import Index
+from pfedme.core.tree import record
+from pfedme.data.federation import Federation
 from pfedme.errors import InputError
-from pfedme.federation import Federation
-from pfedme.spec import Index
-from pfedme.tree import record
 
 
 @record

@@ -13,9 +13,9 @@ import numpy as np
 from pfedme.data.layout import Layout
 from pfedme.data.reading import on_all_cores
 from pfedme.data.rows import Rows
+from pfedme.data.schema import MISSING, Coded, Column, Place, Schema, Task, as_numbers, coded, listed
 from pfedme.data.understanding import MOST_CATEGORIES, Texts
 from pfedme.errors import InputError
-from pfedme.schema import MISSING, Coded, Column, Place, Schema, Task, as_numbers, coded, listed
 
 BLOCK = 2**17
 """Numbers that are summed up at once: few enough to stay in the processor's cache."""

@@ -10,12 +10,12 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
+from pfedme.data.federation import aligned
+from pfedme.data.hashing import draws, ids_of_names
 from pfedme.data.reading import on_all_cores
 from pfedme.data.rows import Piece, Rows
+from pfedme.data.schema import Coded, MissingValues, Schema, first
 from pfedme.errors import InputError
-from pfedme.federation import aligned
-from pfedme.hashing import draws, ids_of_names
-from pfedme.schema import Coded, MissingValues, Schema, first
 
 BLOCK = 2**17
 """Rows that are arranged at once, about."""

@@ -20,11 +20,11 @@ from typing import ClassVar, Literal
 import numpy as np
 import pooch
 
+from pfedme.core.spec import Count, Index, Positive, Seed, Share
+from pfedme.core.tree import record
+from pfedme.data.federation import Federation
 from pfedme.errors import InputError
-from pfedme.federation import Federation
 from pfedme.files import atomic_write, cache_folder
-from pfedme.spec import Count, Index, Positive, Seed, Share
-from pfedme.tree import record
 
 FILES = {
     "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",

@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from pfedme.data.federation import Federation
 from pfedme.data.rows import Rows
-from pfedme.federation import Federation
-from pfedme.schema import Column, Schema, is_number, listed, shortest
+from pfedme.data.schema import Column, Schema, is_number, listed, shortest
 
 SAMPLE = 2_000
 """Rows that a column is judged by before all are looked at."""

@@ -16,8 +16,8 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import polars as pl
 
+from pfedme.data.schema import blanked
 from pfedme.errors import InputError
-from pfedme.schema import blanked
 
 T = TypeVar("T")
 

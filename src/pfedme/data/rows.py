@@ -14,10 +14,9 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
+from pfedme.data.forms import PLAIN, Form
 from pfedme.data.reading import Late, Part, Types, on_all_cores, shown, without_blank_end
-from pfedme.errors import InputError, Problems
-from pfedme.forms import PLAIN, Form
-from pfedme.schema import (
+from pfedme.data.schema import (
     Coded,
     Column,
     Place,
@@ -30,6 +29,7 @@ from pfedme.schema import (
     is_number,
     listed,
 )
+from pfedme.errors import InputError, Problems
 
 
 class Piece(NamedTuple):

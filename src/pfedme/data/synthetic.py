@@ -14,9 +14,9 @@ from typing import Annotated, ClassVar
 
 import numpy as np
 
-from pfedme.federation import Federation, aligned
-from pfedme.spec import Bound, Count, Index, NonNegative, Seed, Share
-from pfedme.tree import record
+from pfedme.core.spec import Bound, Count, Index, NonNegative, Seed, Share
+from pfedme.core.tree import record
+from pfedme.data.federation import Federation, aligned
 
 
 @record

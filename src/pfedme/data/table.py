@@ -14,19 +14,19 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from pfedme.core.spec import Seed, Share
 from pfedme.data.arrays import has_test, open_arrays
+from pfedme.data.federation import Federation
 from pfedme.data.fitting import Told, fit, fit_label, tell
 from pfedme.data.frames import Held, as_frame
+from pfedme.data.hashing import fingerprint, ids_of_names
 from pfedme.data.layout import Layout, Strata, lay_out
 from pfedme.data.notes import notes
 from pfedme.data.reading import Late, Part, Reading, files_of, open_frame, open_parts, shown
 from pfedme.data.rows import Rows, read_rows
+from pfedme.data.schema import Column, Schema, listed
 from pfedme.data.understanding import Texts, columns_of_text, refuse_forms, understand_label
 from pfedme.errors import InputError, Problems
-from pfedme.federation import Federation
-from pfedme.hashing import fingerprint, ids_of_names
-from pfedme.schema import Column, Schema, listed
-from pfedme.spec import Seed, Share
 
 OPTIONS = {
     "client": "--client", "label": "--label", "features": "--features", "drop": "--drop", "task": "--task",

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import polars as pl
 
+from pfedme.data.forms import NEARLY_ALL
 from pfedme.data.reading import (
     NULLS,
     PLAINLY,
@@ -28,9 +29,8 @@ from pfedme.data.reading import (
     short,
     shown,
 )
+from pfedme.data.schema import is_number
 from pfedme.errors import InputError
-from pfedme.forms import NEARLY_ALL
-from pfedme.schema import is_number
 
 SEPARATORS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
 SAMPLE = 10_000

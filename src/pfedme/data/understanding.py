@@ -10,10 +10,10 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
+from pfedme.data.forms import PLAIN, Form, Found, cycles, find
 from pfedme.data.rows import Rows, near
+from pfedme.data.schema import Coded, Column, Task, coded, first, shortest
 from pfedme.errors import InputError, Problems
-from pfedme.forms import PLAIN, Form, Found, cycles, find
-from pfedme.schema import Coded, Column, Task, coded, first, shortest
 
 MOST_CATEGORIES = 1_000
 """Of a column, and classes of a label."""

@@ -16,11 +16,11 @@ import numpy as np
 
 from pfedme import __version__
 from pfedme.data.fitting import MOST_CATEGORIES, Moments, Sums, Told, combine
+from pfedme.data.schema import Column, Schema, Task, is_number, listed
 from pfedme.deploy.log import one_line
 from pfedme.deploy.messages import Words, sha256
 from pfedme.deploy.policy import LONGEST_TEXT
 from pfedme.errors import InputError
-from pfedme.schema import Column, Schema, Task, is_number, listed
 
 MOST_ROWS = 10**9
 """More rows than this nobody has; weights of rows are added as floats."""

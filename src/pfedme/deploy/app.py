@@ -19,6 +19,9 @@ from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid, ServerApp
 
 from pfedme.algorithms import ALGORITHMS
+from pfedme.core.models import parse_model
+from pfedme.core.spec import build, field_types
+from pfedme.data.schema import listed
 from pfedme.data.table import OPTIONS, Table
 from pfedme.deploy.book import Book, carry_out
 from pfedme.deploy.client import SCORES, Client
@@ -28,11 +31,8 @@ from pfedme.deploy.messages import GONE, Content, Kind, Refusal, Reply, Words
 from pfedme.deploy.plan import Plan
 from pfedme.deploy.policy import LONGEST_TEXT, Policy
 from pfedme.deploy.server import Enough, Progress, Server, never
-from pfedme.devices import keep_compiled_programs
+from pfedme.engine.devices import keep_compiled_programs
 from pfedme.errors import InputError, RunError, unknown
-from pfedme.models import parse_model
-from pfedme.schema import listed
-from pfedme.spec import build, field_types
 
 client = ClientApp()
 server = ServerApp()

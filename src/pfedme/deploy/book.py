@@ -15,20 +15,20 @@ import numpy as np
 
 from pfedme import __version__
 from pfedme.data.deployed import Deployed
+from pfedme.data.federation import Federation
 from pfedme.deploy.agreement import Agreement
-from pfedme.deploy.ledger import ledger_csv
 from pfedme.deploy.log import one_line
 from pfedme.deploy.messages import Content
 from pfedme.deploy.plan import Plan
 from pfedme.deploy.server import Progress, Server, Stopped
+from pfedme.engine.metrics import Scores, Spread
+from pfedme.engine.simulate import Evaluation
 from pfedme.errors import InputError, RunError
-from pfedme.execute import clients_csv, environment
-from pfedme.federation import Federation
 from pfedme.files import atomic_write, writing
-from pfedme.folder import Folder, models_file
-from pfedme.metrics import Scores, Spread
-from pfedme.run import Run
-from pfedme.simulate import Evaluation
+from pfedme.runs.folder import Folder, models_file
+from pfedme.runs.ledger import ledger_csv
+from pfedme.runs.run import Run
+from pfedme.training.execute import clients_csv, environment
 
 LEDGER = "ledger.csv"
 LOG = "server.log"

@@ -19,7 +19,11 @@ import numpy as np
 
 from pfedme import __version__
 from pfedme.algorithms.base import Models
+from pfedme.core.models import Model
+from pfedme.data.federation import Federation, Part
 from pfedme.data.fitting import Told
+from pfedme.data.hashing import ids_of_names
+from pfedme.data.schema import Schema
 from pfedme.data.table import Table
 from pfedme.deploy.agreement import to_words
 from pfedme.deploy.log import one_line
@@ -27,15 +31,11 @@ from pfedme.deploy.messages import Content, Refusal, Words
 from pfedme.deploy.pins import Pins
 from pfedme.deploy.plan import Plan, offered
 from pfedme.deploy.policy import LONGEST_TEXT, Policy
+from pfedme.engine.metrics import Scores
+from pfedme.engine.simulate import Evaluation, Simulation
 from pfedme.errors import InputError
-from pfedme.federation import Federation, Part
+from pfedme.export import Predictor
 from pfedme.files import atomic_write, writing
-from pfedme.hashing import ids_of_names
-from pfedme.metrics import Scores
-from pfedme.models import Model
-from pfedme.predictor import Predictor
-from pfedme.schema import Schema
-from pfedme.simulate import Evaluation, Simulation
 
 MODEL = "model"
 """The folder, in the client's state folder, of the model that it uses."""

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from pfedme.algorithms import Algorithm
+from pfedme.core.models import parse_model
+from pfedme.core.spec import build, field_types
 from pfedme.data.table import OPTIONS, Table
 from pfedme.deploy import join, keys, serve
 from pfedme.deploy.client import MODEL, Client
@@ -20,8 +22,6 @@ from pfedme.deploy.plan import Plan
 from pfedme.deploy.policy import Policy, read_policy
 from pfedme.deploy.processes import joined, parse_address
 from pfedme.errors import InputError
-from pfedme.models import parse_model
-from pfedme.spec import build, field_types
 
 PORT = 9092
 """The port that Flower's guides have clients connect to, and that firewalls may know."""

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
+from pfedme.data.schema import Task
 from pfedme.deploy.agreement import MOST_ROWS
-from pfedme.deploy.ledger import Part
 from pfedme.deploy.log import one_line
 from pfedme.deploy.messages import Content
-from pfedme.schema import Task
+from pfedme.runs.ledger import Part
 
 TRAILING = 30
 """How many updates of earlier rounds have a say in what is usual."""

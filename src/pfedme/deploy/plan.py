@@ -7,10 +7,10 @@ from typing import Any
 
 from pfedme import __version__
 from pfedme.algorithms import ALGORITHMS, Algorithm
+from pfedme.core.models import MODELS, Description
+from pfedme.core.spec import Count, Index, NonNegative, Positive, Seed, build, check, to_json
 from pfedme.deploy.messages import Refusal, Words
 from pfedme.errors import InputError
-from pfedme.models import MODELS, Description
-from pfedme.spec import Count, Index, NonNegative, Positive, Seed, build, check, to_json
 
 UNSEEN_CURVATURE = 100.0
 """What L is taken for where no step size is given: well above that of most standardised tables."""

@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pfedme.algorithms import ALGORITHMS
+from pfedme.core.models import MODELS
+from pfedme.core.spec import Count, Index, NonNegative, Positive, build, field_types
 from pfedme.data.fitting import MOST_CATEGORIES, Moments, Told
+from pfedme.data.forms import PLAIN
+from pfedme.data.schema import Column, Schema
 from pfedme.deploy.messages import Refusal
 from pfedme.deploy.plan import Plan, model_words
 from pfedme.errors import InputError, unknown
-from pfedme.forms import PLAIN
-from pfedme.models import MODELS
-from pfedme.schema import Column, Schema
-from pfedme.spec import Count, Index, NonNegative, Positive, build, field_types
 
 FILE = "policy.toml"
 FAR = 10.0

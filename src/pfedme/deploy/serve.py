@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pfedme.cli.screen import Rounds
+from pfedme.core.spec import to_json
 from pfedme.deploy.book import LEDGER, LOG, note
 from pfedme.deploy.flower import BUNDLE, command
 from pfedme.deploy.keys import server_keys
@@ -30,9 +32,7 @@ from pfedme.deploy.processes import (
 )
 from pfedme.errors import InputError, Interrupted, RunError
 from pfedme.files import atomic_write, writing
-from pfedme.folder import Folder
-from pfedme.spec import to_json
-from pfedme.terminal import Rounds
+from pfedme.runs.folder import Folder
 
 SETUP = "server.json"
 """The file, in the run's folder, of what the server was started with."""

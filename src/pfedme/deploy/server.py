@@ -13,17 +13,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from pfedme.algorithms import Algorithm
+from pfedme.core.models import Model
+from pfedme.core.tree import Params
+from pfedme.data.hashing import ids_of_names
+from pfedme.data.schema import Schema
 from pfedme.deploy.agreement import Agreement, agree
 from pfedme.deploy.judge import TRAILING, Upload, clipped, scores_shape, unfit
-from pfedme.deploy.ledger import Part
 from pfedme.deploy.messages import GONE, UNBOUND, Content, Kind, Reply, Words
 from pfedme.deploy.plan import Plan
+from pfedme.engine.simulate import draw_cohort, first_model
 from pfedme.errors import RunError
-from pfedme.hashing import ids_of_names
-from pfedme.models import Model
-from pfedme.schema import Schema
-from pfedme.simulate import draw_cohort, first_model
-from pfedme.tree import Params
+from pfedme.runs.ledger import Part
 
 PATIENCE = 2.0
 """How many times as long as for the others to wait for a client that was late the last time,"""

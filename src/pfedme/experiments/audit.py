@@ -8,7 +8,7 @@ from pfedme.data import parse_data
 from pfedme.experiments.finding import Finding, failing, judge
 from pfedme.experiments.paper import Scale, data_text
 from pfedme.experiments.study import markdown
-from pfedme.run import load
+from pfedme.runs.run import load
 
 ABOUT = """\
 # Audit

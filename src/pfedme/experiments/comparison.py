@@ -8,7 +8,7 @@ import io
 
 import numpy as np
 
-from pfedme.cost import gradients
+from pfedme.engine.cost import gradients
 from pfedme.experiments.finding import Finding, failing, judge
 from pfedme.experiments.paper import SAME, Scale, Version, algorithms, run_of
 from pfedme.experiments.study import Estimate, Study, Wish, last, markdown

@@ -14,19 +14,27 @@ import numpy as np
 
 from pfedme import __version__
 from pfedme.algorithms import FedAvg, PFedMe
+from pfedme.core.models import MLR
+from pfedme.core.spec import to_json
 from pfedme.data import parse_data
+from pfedme.engine.choices import PATH, Personalize
+from pfedme.engine.metrics import Blocks, outcomes
+from pfedme.engine.simulate import State
+from pfedme.engine.verdict import Interval
 from pfedme.experiments.study import Estimate, Study, markdown
 from pfedme.files import atomic_write, writing
-from pfedme.metrics import Blocks, outcomes
-from pfedme.models import MLR
-from pfedme.offer import NEWCOMER_ROWS, Finished, Level, Watch, names, newcomer_curve, summary
-from pfedme.personalize import PATH, Personalize
+from pfedme.personalization.finished import (
+    NEWCOMER_ROWS,
+    Finished,
+    Level,
+    Watch,
+    names,
+    newcomer_curve,
+    summary,
+)
 from pfedme.report.gain import gain_study_figure, newcomer_figure
 from pfedme.report.tables import newcomer_sentence
-from pfedme.run import Run
-from pfedme.simulate import State
-from pfedme.spec import to_json
-from pfedme.verdict import Interval
+from pfedme.runs.run import Run
 
 LAM = 15.0
 """The λ that is given to pFedMe, the paper's."""

@@ -6,9 +6,9 @@ import dataclasses
 from typing import Any, Literal, NamedTuple
 
 from pfedme.algorithms import Algorithm, Alone, FedAvg, FedAvgFT, PerFedAvg, PFedMe
+from pfedme.core.models import DNN, MLR
 from pfedme.data import parse_data
-from pfedme.models import DNN, MLR
-from pfedme.run import Run
+from pfedme.runs.run import Run
 
 Version = Literal["released", "written"]
 Data = str

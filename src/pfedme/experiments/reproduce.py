@@ -9,7 +9,6 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from pfedme.compare import Watch
 from pfedme.errors import unknown
 from pfedme.experiments import audit, comparison, table1, theory
 from pfedme.experiments.comparison import COMPARISONS
@@ -18,6 +17,7 @@ from pfedme.experiments.finding import Finding
 from pfedme.experiments.paper import Scale
 from pfedme.experiments.study import Study, Wish
 from pfedme.files import atomic_write, writing
+from pfedme.training.compare import Watch
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,12 +13,12 @@ import numpy as np
 from scipy import stats
 
 from pfedme import __version__
-from pfedme.compare import Watch, carry_out_plan
 from pfedme.errors import InputError
-from pfedme.execute import Progress, Wanted
 from pfedme.files import atomic_write, writing
-from pfedme.folder import Folder
-from pfedme.run import Run
+from pfedme.runs.folder import Folder
+from pfedme.runs.run import Run
+from pfedme.training.compare import Watch, carry_out_plan
+from pfedme.training.execute import Progress, Wanted
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,17 +13,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from pfedme.algorithms import Alone, FedAvg, PFedMe
-from pfedme.execute import Result, execute
+from pfedme.core.models import MLR, Model
+from pfedme.core.tree import Params
+from pfedme.data.federation import Federation
+from pfedme.engine.measure import ACCURACY
+from pfedme.engine.simulate import first_model
+from pfedme.engine.verdict import Verdict
 from pfedme.experiments.study import Study, markdown
-from pfedme.federation import Federation
-from pfedme.models import MLR, Model
-from pfedme.offer import Watch
-from pfedme.report.measure import ACCURACY
-from pfedme.run import Run
-from pfedme.scores import KINDS, Scored, between, preferred
-from pfedme.simulate import first_model
-from pfedme.tree import Params
-from pfedme.verdict import Verdict
+from pfedme.personalization.finished import Watch
+from pfedme.runs.run import Run
+from pfedme.runs.scores import KINDS, Scored, between, preferred
+from pfedme.training.execute import Result, execute
 
 FIRST_SEED = 1000
 """Of the repetitions; none below was looked at when the rule was made."""

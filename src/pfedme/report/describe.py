@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from pfedme.federation import Federation
-from pfedme.metrics import Blocks, Spread, deviations
+from pfedme.data.federation import Federation
+from pfedme.engine.metrics import Blocks, Spread, deviations
 from pfedme.report.spread import cautions, columns, unlike
 
 

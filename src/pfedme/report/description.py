@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from pfedme.federation import Federation
+from pfedme.data.federation import Federation
+from pfedme.data.schema import listed
 from pfedme.report.describe import label_mean_std
 from pfedme.report.spread import bars, label_shares
-from pfedme.schema import listed
 
 MOST_SHOWN = 40
 """Clients, or columns, that are listed."""

@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FormatStrFormatter
 
-from pfedme.metrics import mean_interval
-from pfedme.report.measure import ACCURACY, MEASURES, measure_of
+from pfedme.engine.measure import ACCURACY, MEASURES, measure_of
+from pfedme.engine.metrics import mean_interval
 from pfedme.report.tables import baseline_name
 
 KINDS = ("global", "local", "personal")

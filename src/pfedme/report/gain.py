@@ -12,9 +12,9 @@ from matplotlib.figure import Figure
 from pfedme.report.figures import COLOURS, DASHES, dress, png
 
 if TYPE_CHECKING:
-    from pfedme.federation import Federation
-    from pfedme.offer import Level
-    from pfedme.personalize import Personalized
+    from pfedme.data.federation import Federation
+    from pfedme.engine.choices import Personalized
+    from pfedme.personalization.finished import Level
 
 LINES = {"recommended": 0, "alone": 1, "global": 2, "fine-tuned": 3, "given": 4}
 """The place of each method among colours and dashes."""

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from pfedme.federation import Federation
-from pfedme.hashing import hash_rows
+from pfedme.data.federation import Federation
+from pfedme.data.hashing import hash_rows
+from pfedme.data.schema import Column, is_number
 from pfedme.report.figures import png
-from pfedme.schema import Column, is_number
 
 TINY = 10
 """Training rows below which little can be learnt from a client, or said about it."""

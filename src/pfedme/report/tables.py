@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pfedme.metrics import mean_interval
-from pfedme.report.measure import ACCURACY, Measure, measure_of
-from pfedme.verdict import PERCENT, Interval, Verdict, interval, signed
+from pfedme.engine.measure import ACCURACY, Measure, measure_of
+from pfedme.engine.metrics import mean_interval
+from pfedme.engine.verdict import PERCENT, Interval, Verdict, interval, signed
 
 if TYPE_CHECKING:
-    from pfedme.offer import Level
-    from pfedme.personalize import Personalized
+    from pfedme.engine.choices import Personalized
+    from pfedme.personalization.finished import Level
 
 KINDS = ("global", "local", "personal")
 Finals = Sequence[Mapping[str, Any]]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pfedme.report import tables
 
 if TYPE_CHECKING:
-    from pfedme.tune import Tried, Tuning
+    from pfedme.tuning.tune import Tried, Tuning
 
 
 def header(tuning: Tuning) -> list[str]:

@@ -14,8 +14,8 @@ import numpy as np
 from jax import lax
 
 from pfedme.algorithms.pfedme import PFedMe
-from pfedme.prox import prox
-from pfedme.tree import Params
+from pfedme.core.prox import prox
+from pfedme.core.tree import Params
 
 DIMENSION, KINDS, MOST = 10, 4, 16
 """d, how many kinds of client there are, and the most clients of a federation."""

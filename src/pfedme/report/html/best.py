@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from pfedme.engine.measure import MEASURES
+from pfedme.engine.verdict import interval
 from pfedme.report.html.groups import Group, number_of
-from pfedme.report.measure import MEASURES
-from pfedme.verdict import interval
 
 REFERENCES = ("pooled",)
 """Algorithms that stand beside the others as a reference, and compete with none of them."""

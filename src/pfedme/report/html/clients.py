@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from pfedme.personalize import PATH
+from pfedme.engine.choices import PATH
+from pfedme.engine.measure import MEASURES
+from pfedme.engine.verdict import SHARES, interval, row_noise
 from pfedme.report.html.groups import Group, number, numbers
 from pfedme.report.html.read import Columns, Told
-from pfedme.report.measure import MEASURES
-from pfedme.verdict import SHARES, interval, row_noise
 
 MOST = 2000
 """Clients that a chart shows; of more it shows a sample."""

@@ -10,7 +10,8 @@ import numpy as np
 
 from pfedme import __version__
 from pfedme.algorithms import ALGORITHMS, PFedMe
-from pfedme.cost import bytes_sent, gradients
+from pfedme.engine.cost import bytes_sent, gradients
+from pfedme.engine.measure import MEASURES
 from pfedme.report.html import clients
 from pfedme.report.html.best import REFERENCES, best
 from pfedme.report.html.find import find
@@ -20,7 +21,6 @@ from pfedme.report.html.metrics import baseline, calibration, final, others, tra
 from pfedme.report.html.question import title
 from pfedme.report.html.read import Columns, Told
 from pfedme.report.html.words import POOLED, UNSHARED, about, headline
-from pfedme.report.measure import MEASURES
 
 POINTS = 200
 """Of a curve; of more evaluations it shows so many."""

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from scipy.special import stdtrit
 
+from pfedme.engine.measure import ACCURACY, MEASURES, R2, Measure
 from pfedme.report.html.read import Told
-from pfedme.report.measure import ACCURACY, MEASURES, R2, Measure
 from pfedme.report.tables import KINDS, data_name
 
 SAID = {"running": "unfinished"}

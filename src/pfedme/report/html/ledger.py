@@ -9,10 +9,10 @@ from typing import Any, get_args
 
 import numpy as np
 
-from pfedme.deploy.ledger import Outcome
 from pfedme.report.html.clients import short
 from pfedme.report.html.groups import number
 from pfedme.report.html.read import Told
+from pfedme.runs.ledger import Outcome
 
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 COLUMNS = 60

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pfedme.engine.measure import R2
 from pfedme.report.html.groups import Group, estimate, number, number_of, numbers
-from pfedme.report.measure import R2
 
 CLASSES = ("accuracy", "log_loss", "auc", "balanced_accuracy", "recall", "precision", "f1", "brier")
 QUANTITIES = ("r2", "rmse", "mae")

@@ -6,13 +6,13 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+from pfedme.core.spec import to_json
 from pfedme.data import Source
 from pfedme.files import atomic_write, writing
 from pfedme.report.html.document import document
 from pfedme.report.html.page import NAME, page
 from pfedme.report.html.read import Told, read_methods, read_offered, read_run, read_verdict
 from pfedme.report.tables import data_name
-from pfedme.spec import to_json
 
 MODELS = {"global": "global", "recommended": "personal"}
 """What the models of newcomers are called beside those of a run."""

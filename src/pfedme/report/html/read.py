@@ -12,14 +12,14 @@ from typing import Any, get_args
 import numpy as np
 import safetensors
 
-from pfedme.compare import PLAN, read_plan
 from pfedme.data.deployed import Deployed
-from pfedme.deploy.ledger import COLUMNS, Outcome, text_of
+from pfedme.engine.measure import MEASURES
 from pfedme.errors import InputError
-from pfedme.folder import Folder
-from pfedme.report.measure import MEASURES
 from pfedme.report.tables import KINDS
-from pfedme.run import Run
+from pfedme.runs.folder import Folder
+from pfedme.runs.ledger import COLUMNS, Outcome, text_of
+from pfedme.runs.run import Run
+from pfedme.training.compare import PLAN, read_plan
 
 Columns = dict[str, np.ndarray]
 """A table by its columns: texts, or numbers with NaN for an empty cell."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from pfedme.engine.measure import ACCURACY, R2
 from pfedme.report.html.groups import Group, data_text, estimate, number, option
 from pfedme.report.html.read import Columns, Told
-from pfedme.report.measure import ACCURACY, R2
 from pfedme.report.tables import choice_sentences
 
 UNSHARED = "Clients did not share their scores"

@@ -1,0 +1,1 @@
+"""The mathematics: parameters, a client's problem, the proximal step, models."""

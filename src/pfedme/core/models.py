@@ -1,0 +1,383 @@
+"""Models: from parameters and rows to scores, and from scores to a loss."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from pfedme.core.convolution import stage
+from pfedme.core.spec import Bound, Count, Index, NonNegative, build, parse
+from pfedme.core.tree import Params, record
+from pfedme.errors import InputError
+
+
+@record
+class Model:
+    """A predictor with loss f(θ; D) = mean over D of ℓ(apply(θ, x), y) + l2/2 ‖θ‖².
+
+    A classifier's scores are logits z, and ℓ(z, y) = −log softmax(z)[y]; a regression has one score z for
+    each row, and ℓ(z, y) = ½ (z − y)². This class turns any pair of functions into a model; `init` and
+    `apply` work on a pytree of arrays.
+
+    >>> linear = Model(
+    ...     init_fn=lambda key: {"W": jnp.zeros((2, 3))},
+    ...     apply_fn=lambda tree, x: x @ tree["W"],
+    ... )
+    >>> theta = linear.init(jax.random.key(0))
+    >>> linear.apply(theta, jnp.ones((5, 2))).shape
+    (5, 3)
+    """
+
+    init_fn: Callable[[jax.Array], Any] | None = None
+    apply_fn: Callable[[Any, jax.Array], jax.Array] | None = None
+    classes: Index | None = None
+    """How many labels there are; 0 for a regression. A classifier made of functions need not tell."""
+    l2: NonNegative = 0.0
+    """Strength of the l2 term, over weights and biases."""
+    class_weights: tuple[float, ...] | None = None
+    """What a row of each class weighs in training; alike if None."""
+
+    def init(self, key: jax.Array) -> Params:
+        """Random initial parameters."""
+        assert self.init_fn is not None
+        return Params(self.init_fn(key))
+
+    def apply(self, theta: Params, x: jax.Array) -> jax.Array:
+        """The scores of rows x, a row each."""
+        assert self.apply_fn is not None
+        return self.apply_fn(theta.tree, x)
+
+    def scores(self, theta: Params, x: jax.Array) -> jax.Array:
+        """The scores with a column for each row of x, the form in which this package computes with them."""
+        return self.apply(theta, x).T
+
+    def losses(self, scores: jax.Array, y: jax.Array) -> jax.Array:
+        """ℓ(z, y), column by column."""
+        return (scores[0] - y) ** 2 / 2 if self.classes == 0 else cross_entropy(scores, y)
+
+    def weighted(self, losses: jax.Array, y: jax.Array) -> jax.Array:
+        """The losses of rows times the weights of their classes, as in training."""
+        if self.class_weights is None:
+            return losses
+        return losses * of_label(jnp.stack([*map(jnp.asarray, self.class_weights)])[:, None], y)
+
+    def regulariser(self, theta: Params) -> jax.Array:
+        """l2/2 ‖θ‖²."""
+        return self.l2 / 2 * (theta @ theta)
+
+    def about(self) -> dict[str, Any]:
+        """What is needed to use this model's parameters, as JSON values; `from_about` is its inverse.
+
+        It has `features` and `classes`. What matters in training alone, l2, is not part of it.
+        """
+        raise NotImplementedError("a model made of functions cannot be written down")
+
+
+def cross_entropy(logits: jax.Array, y: jax.Array) -> jax.Array:
+    """−log softmax(logits)[y], column by column."""
+    top = lax.stop_gradient(jnp.max(logits, axis=0))
+    return top + jnp.log(jnp.sum(jnp.exp(logits - top), axis=0)) - of_label(logits, y)
+
+
+def of_label(logits: jax.Array, y: jax.Array) -> jax.Array:
+    """The logit of the label in each column."""
+    # A masked sum, because gathers, and the scatters of their gradients, are slow on CPUs.
+    return jnp.sum(jnp.where(jnp.arange(len(logits))[:, None] == y, logits, 0), axis=0)
+
+
+def is_first_largest(logits: jax.Array, y: jax.Array) -> jax.Array:
+    """Whether argmax would choose the label, column by column: the first of the largest logits.
+
+    >>> is_first_largest(jnp.zeros((3, 3)), jnp.arange(3))
+    Array([ True, False, False], dtype=bool)
+    """
+    own, before = of_label(logits, y), jnp.arange(len(logits))[:, None] < y
+    return ~jnp.any(jnp.where(before, logits >= own, logits > own), axis=0) & ~jnp.isnan(own)
+
+
+Layer = tuple[jax.Array, jax.Array]
+"""Weights W, of shape fan_out × fan_in, and biases b."""
+
+
+def uniform_layers(key: jax.Array, shapes: Sequence[tuple[int, ...]]) -> list[Layer]:
+    """Weights of these shapes, each fan_out × ..., and biases, uniform in ±1/√fan_in."""
+    layers = []
+    for shape, k in zip(shapes, jax.random.split(key, len(shapes)), strict=True):
+        k_w, k_b = jax.random.split(k)
+        bound = math.prod(shape[1:]) ** -0.5
+        W = jax.random.uniform(k_w, shape, jnp.float32, -bound, bound)
+        b = jax.random.uniform(k_b, shape[:1], jnp.float32, -bound, bound)
+        layers.append((W, b))
+    return layers
+
+
+def dense(layers: Sequence[Layer], z: jax.Array) -> jax.Array:
+    """The outputs of linear layers with ReLU before each, a column for each column of z."""
+    for W, b in layers:
+        z = W @ jax.nn.relu(z) + b[:, None]
+    return z
+
+
+@record
+class Network(Model):
+    """Linear layers with ReLU between them; with no hidden layer it is softmax or ridge regression.
+
+    Weights and biases start uniform in ±1/√fan_in.
+
+    >>> dnn = Network(features=784, classes=10, hidden=(100,))
+    >>> dnn.init(jax.random.key(0)).ravel().size
+    79510
+    """
+
+    features: Count
+    classes: Index = 0
+    hidden: tuple[int, ...] = ()
+
+    @property
+    def outputs(self) -> int:
+        """Scores of a row: one for each class, or the number that a regression predicts."""
+        return self.classes or 1
+
+    def init(self, key: jax.Array) -> Params:
+        """Layers (W, b) with W of shape fan_out × fan_in, uniform in ±1/√fan_in."""
+        sizes = (self.features, *self.hidden, self.outputs)
+        return Params(uniform_layers(key, [(b, a) for a, b in itertools.pairwise(sizes)]))
+
+    def apply(self, theta: Params, x: jax.Array) -> jax.Array:
+        """The scores of rows x, a row each."""
+        return self.scores(theta, x).T
+
+    def scores(self, theta: Params, x: jax.Array) -> jax.Array:
+        """The scores with a column for each row of x."""
+        (W, b), *rest = theta.tree
+        return self.head(rest, W @ x.T + b[:, None])
+
+    def head(self, rest: Sequence[Layer], z: jax.Array) -> jax.Array:
+        """The scores from the first layer's outputs z and the layers after it, a column a row of x."""
+        return dense(rest, z)
+
+    def head_grad(
+        self,
+        rest: Sequence[tuple[jax.Array, jax.Array]],
+        z: jax.Array,
+        loss: Callable[[jax.Array], jax.Array],
+    ) -> tuple[jax.Array, list[tuple[jax.Array, jax.Array]]]:
+        """The gradient of loss(head(rest, z)) in z and in the layers of `rest`.
+
+        What jax.grad would give, but for how Wᵀ G is computed: XLA's product with a small transposed matrix
+        is slower on CPUs than the sum written out.
+        """
+        zs = [z]
+        for W, b in rest:
+            zs.append(W @ jax.nn.relu(zs[-1]) + b[:, None])
+        G = jax.grad(loss)(zs.pop())
+        grads = []
+        for (W, _), z in zip(reversed(rest), reversed(zs), strict=True):
+            grads.append((G @ jax.nn.relu(z).T, jnp.sum(G, axis=1)))
+            G = jnp.where(z > 0, jnp.sum(W[:, :, None] * G[:, None, :], axis=0), 0)
+        return G, grads[::-1]
+
+    def about(self) -> dict[str, Any]:
+        """Its sizes."""
+        return {"features": self.features, "classes": self.classes, "hidden": list(self.hidden)}
+
+
+@record
+class Convolutional(Model):
+    """Stages of convolution, 2×2 pooling and ReLU, and then linear layers with ReLU between them.
+
+    Weights and biases start uniform in ±1/√fan_in.
+
+    >>> cnn = Convolutional(shape=(28, 28), classes=10, channels=(8, 16), hidden=(64,))
+    >>> cnn.init(jax.random.key(0)).ravel().size
+    52138
+    """
+
+    shape: tuple[int, ...]
+    """Height and width of an image, and its channels if there are several."""
+    classes: Index = 0
+    channels: tuple[int, ...] = (8, 16)
+    """Outputs of each stage, of which there is at least one."""
+    hidden: tuple[int, ...] = ()
+    kernel: Count = 3
+    """Height and width of the convolutions."""
+
+    def init(self, key: jax.Array) -> Params:
+        """Layers (W, b), those of the stages with W of shape channels × kernel × kernel × channels before."""
+        height, width, *colours = self.shape
+        before = colours[0] if colours else 1
+        shapes = []
+        for after in self.channels:
+            shapes.append((after, self.kernel, self.kernel, before))
+            height, width, before = height // 2, width // 2, after
+        sizes = (height * width * before, *self.hidden, self.classes or 1)
+        return Params(uniform_layers(key, [*shapes, *((b, a) for a, b in itertools.pairwise(sizes))]))
+
+    def apply(self, theta: Params, x: jax.Array) -> jax.Array:
+        """The scores of rows x, a row each."""
+        return self.scores(theta, x).T
+
+    def scores(self, theta: Params, x: jax.Array) -> jax.Array:
+        """The scores with a column for each row of x."""
+        stages, rest = theta.tree[: len(self.channels)], theta.tree[len(self.channels) :]
+        height, width, *colours = self.shape
+        z = x.reshape(len(x), height, width, *(colours or [1])).transpose(3, 1, 2, 0)
+        for W, b in stages:
+            z = stage(W, b, z)
+        # What comes out of a stage is not negative, so that ReLU before the first layer changes nothing.
+        return dense(rest, z.reshape(-1, len(x)))
+
+    def about(self) -> dict[str, Any]:
+        """Its shape and sizes."""
+        sizes = {name: list(getattr(self, name)) for name in ("shape", "channels", "hidden")}
+        kind = {"kind": "cnn", "features": math.prod(self.shape), "classes": self.classes}
+        return kind | sizes | {"kernel": self.kernel}
+
+
+def from_about(document: dict[str, Any]) -> Model:
+    """The model that `Model.about` describes, without l2.
+
+    >>> from_about({"features": 60, "classes": 10, "hidden": [20]})
+    Network(..., features=60, hidden=(20,))
+    """
+    if not isinstance(document, dict):
+        raise InputError(f"The description of a model must be a JSON object, not {document!r}.")
+    fields = dict(document)
+    kind = fields.pop("kind", "network")
+    if kind not in ("network", "cnn"):
+        raise InputError(f"'{kind}' is no kind of model that this version knows; a later one wrote it.")
+    lacking = {"features", "classes"} - set(fields)
+    if lacking:
+        raise InputError(f"The description of a model lacks {' and '.join(sorted(lacking))}.")
+    if kind == "network":
+        return build(Network, fields, "the model")
+    sizes = build(Network, {name: fields.pop(name) for name in ("features", "classes")}, "the model")
+    return build(CNN, fields, "the model").build(sizes.features, sizes.classes)
+
+
+@record
+class MLR:
+    """Softmax regression; on labels that are numbers, linear regression."""
+
+    l2: NonNegative = 0.0
+    """Strength of the l2 term in every client's loss, over weights and biases; 0.001 in the paper's table."""
+
+    def settled(self, features: int, shape: tuple[int, ...] = ()) -> MLR:
+        """This description with every default filled in, for rows of so many features."""
+        return self
+
+    def build(self, features: int, classes: int, shape: tuple[int, ...] = ()) -> Network:
+        """The model for rows of so many features and classes."""
+        return Network(features=features, classes=classes, l2=self.l2)
+
+
+@record
+class DNN:
+    """A network of linear layers with ReLU between them."""
+
+    hidden: tuple[int, ...] | None = None
+    """Sizes of the hidden layers, such as 100 or 100-50; the paper's when not given: 100 for images
+    (100 features or more), else 20."""
+    l2: NonNegative = 0.0
+    """Strength of the l2 term in every client's loss."""
+
+    def settled(self, features: int, shape: tuple[int, ...] = ()) -> DNN:
+        """This description with every default filled in, for rows of so many features."""
+        hidden = self.hidden if self.hidden is not None else ((100,) if features >= 100 else (20,))
+        return dataclasses.replace(self, hidden=hidden)
+
+    def build(self, features: int, classes: int, shape: tuple[int, ...] = ()) -> Network:
+        """The model for rows of so many features and classes."""
+        hidden = self.settled(features).hidden
+        assert hidden is not None
+        return Network(features=features, classes=classes, hidden=hidden, l2=self.l2)
+
+
+@record
+class CNN:
+    """A convolutional network for rows that are images."""
+
+    channels: tuple[int, ...] = (8, 16)
+    """Outputs of each stage of convolution, 2×2 pooling and ReLU, such as 8-16."""
+    hidden: tuple[int, ...] = (64,)
+    """Sizes of the hidden layers after the stages."""
+    kernel: Annotated[int, Bound(least=1, most=99)] = 3
+    """Height and width of the convolutions, an odd number."""
+    shape: tuple[int, ...] | None = None
+    """Height and width of an image, and its channels if there are several, such as 28-28 or 32-32-3; the
+    data's own when not given."""
+    l2: NonNegative = 0.0
+    """Strength of the l2 term in every client's loss."""
+
+    def settled(self, features: int, shape: tuple[int, ...] = ()) -> CNN:
+        """This description with every default filled in, for rows of so many features and their shape."""
+        own = self.shape or shape
+        shown = "×".join(map(str, own))
+        if not own:
+            raise InputError(
+                f"Model 'cnn' is for images, and nothing tells the shape of rows of {features} numbers; give "
+                "it, as in cnn:shape=28-28 or cnn:shape=32-32-3, or use model mlr or dnn."
+            )
+        if len(own) not in (2, 3) or math.prod(own) != features:
+            raise InputError(
+                f"Model 'cnn' is for images of height × width or height × width × channels, and rows of "
+                f"{features} numbers are no images of {shown}; give cnn:shape=..., or use model mlr or dnn."
+            )
+        if not self.channels:
+            raise InputError(
+                "channels of model 'cnn' must name at least one stage, such as 8-16; model dnn has none."
+            )
+        if self.kernel % 2 == 0:
+            raise InputError(f"kernel of model 'cnn' must be an odd number, not {self.kernel}.")
+        if min(own[:2]) < 2 ** len(self.channels):
+            raise InputError(
+                f"Images of {shown} cannot be halved {len(self.channels)} times; give model 'cnn' fewer "
+                f"channels, such as cnn:channels={self.channels[0]}, or use model mlr or dnn."
+            )
+        return dataclasses.replace(self, shape=own)
+
+    def build(self, features: int, classes: int, shape: tuple[int, ...] = ()) -> Convolutional:
+        """The model for rows of so many features and classes, and of this shape."""
+        own = self.settled(features, shape).shape
+        assert own is not None
+        return Convolutional(
+            shape=own, classes=classes, channels=self.channels, hidden=self.hidden, kernel=self.kernel,
+            l2=self.l2,
+        )  # fmt: skip
+
+
+Description = MLR | DNN | CNN
+"""What a record stores of a model."""
+MODELS: dict[str, type[MLR] | type[DNN] | type[CNN]] = {"mlr": MLR, "dnn": DNN, "cnn": CNN}
+
+
+def parse_model(text: str) -> Description:
+    """The model that `mlr`, `dnn:hidden=100-50,l2=0.001`, `cnn:channels=8-16`, ... describes."""
+    return parse(text, MODELS, "model")
+
+
+def curvature(loss: Callable[[Params], jax.Array], theta: Params, steps: int = 30) -> jax.Array:
+    """The largest eigenvalue of ∇²f(θ), by power iteration: an estimate of the smoothness L at θ.
+
+    >>> f = lambda p: 0.5 * (p @ Params(jnp.array([1.0, 3.0]) * p.tree))
+    >>> round(float(curvature(f, Params(jnp.ones(2)))), 3)
+    3.0
+    """
+    grad = jax.grad(loss)
+
+    def step(v: Params, _: None) -> tuple[Params, jax.Array]:
+        Hv = jax.jvp(grad, (theta,), (v,))[1]
+        size = jnp.sqrt(Hv @ Hv)
+        return Hv * (1 / jnp.maximum(size, 1e-30)), size
+
+    # A random start: a regular one, such as all ones, can lie in the null space of the Hessian.
+    flat = theta.ravel()
+    first = theta.like(jax.random.normal(jax.random.key(0), flat.shape, flat.dtype))
+    return lax.scan(step, first, length=steps)[1][-1]

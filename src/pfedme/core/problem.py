@@ -1,0 +1,120 @@
+"""What one client knows: its rows, and the loss of a model on them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from functools import partial
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from pfedme.core.models import Model
+from pfedme.core.tree import Params
+
+Order = Literal["random", "cycled"]
+"""How training rows come into mini-batches: drawn afresh with replacement, or in the order of the store,
+round after round, beginning again after the last."""
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["model", "x", "y", "weight"], meta_fields=[])
+@dataclasses.dataclass(frozen=True)
+class Loss:
+    """f̃_i(θ; D), the model's mean loss over a batch D of rows: an estimate of f_i(θ).
+
+    Where the model has weights of classes, a row's loss is multiplied by its class's weight.
+    """
+
+    model: Model
+    x: jax.Array
+    y: jax.Array
+    weight: jax.Array | None = None
+    """Weights of the rows, summing to one; None weighs them alike."""
+
+    def __call__(self, theta: Params) -> jax.Array:
+        """The loss at θ."""
+        return self.mean_loss(self.model.scores(theta, self.x)) + self.model.regulariser(theta)
+
+    def mean_loss(self, scores: jax.Array) -> jax.Array:
+        """The mean loss of the batch's scores, without the l2 term."""
+        losses = self.model.weighted(self.model.losses(scores, self.y), self.y)
+        return jnp.mean(losses) if self.weight is None else jnp.sum(self.weight * losses)
+
+    def grad(self, theta: Params) -> Params:
+        """∇f̃_i(θ; D)."""
+        return jax.grad(self.__call__)(theta)
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["model", "x", "y", "start", "count", "n_test", "round"],
+    meta_fields=["longest", "order"],
+)
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """One client's learning problem: a model, and the client's rows within a store of rows."""
+
+    model: Model
+    x: jax.Array
+    y: jax.Array
+    start: jax.Array
+    """Where the client's training rows begin in x and y."""
+    count: jax.Array
+    """How many they are; the client's test rows come right after them."""
+    n_test: jax.Array
+    round: jax.Array
+    longest: int
+    """The most training rows of any client in the store: the size of a full batch before masking."""
+    order: Order
+
+    def draw(self, key: jax.Array, *shape: int) -> jax.Array:
+        """Training rows for mini-batches; the last number of `shape` is the size |D| of each.
+
+        A size of 0 stands for all rows of the client.
+        """
+        if self.order == "cycled":
+            size = math.prod(shape)
+            before = jnp.asarray(self.round, jnp.uint32) * size
+            place = (before + jnp.arange(size, dtype=jnp.uint32)) % self.count.astype(jnp.uint32)
+            return self.start + place.reshape(shape).astype(jnp.int32)
+        bits = jax.random.bits(key, shape, jnp.uint32)
+        return self.start + _scaled(bits, self.count)
+
+    def draw_test(self, key: jax.Array, *shape: int) -> jax.Array:
+        """Test rows, drawn with replacement; a training row where a client has none."""
+        bits = jax.random.bits(key, shape, jnp.uint32)
+        return self.start + jnp.where(self.n_test > 0, self.count + _scaled(bits, self.n_test), 0)
+
+    def loss(self, rows: jax.Array) -> Loss:
+        """f̃_i(θ; D) on the mini-batch D of these rows."""
+        if rows.size:
+            return Loss(self.model, _at(self.x, rows), _at(self.y, rows))
+        at = jnp.arange(self.longest)
+        own = at < self.count
+        rows = self.start + jnp.where(own, at, 0)
+        return Loss(
+            self.model, self.x[rows], self.y[rows], jnp.where(own, 1, 0).astype(self.x.dtype) / self.count
+        )
+
+    def sample(self, key: jax.Array, B: int) -> Loss:
+        """The loss on a fresh mini-batch of B rows."""
+        return self.loss(self.draw(key, B))
+
+
+def _at(a: jax.Array, rows: jax.Array) -> jax.Array:
+    """a[rows], without a pass over the result that looks for rows out of bounds."""
+    return a.at[rows].get(mode="promise_in_bounds")
+
+
+def _scaled(bits: jax.Array, count: jax.Array) -> jax.Array:
+    """⌊bits · count / 2³²⌋: random bits as numbers 0 ... count − 1, without 64-bit arithmetic.
+
+    >>> _scaled(jnp.array([0, 2**31, 2**32 - 1], jnp.uint32), jnp.int32(1000))
+    Array([  0, 500, 999], dtype=int32)
+    """
+    n = count.astype(jnp.uint32)
+    high, low, n_high, n_low = bits >> 16, bits & 0xFFFF, n >> 16, n & 0xFFFF
+    middle = high * n_low + ((low * n_low) >> 16)
+    carry = (low * n_high + (middle & 0xFFFF)) >> 16
+    return (high * n_high + (middle >> 16) + carry).astype(jnp.int32)

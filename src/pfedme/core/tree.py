@@ -1,0 +1,107 @@
+"""Points of ℝᵈ kept as layers, and dataclasses whose floats can change without a new compilation."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Callable
+from typing import Any, TypeVar, dataclass_transform
+
+import jax
+import jax.numpy as jnp
+
+from pfedme.core.spec import field_types
+
+T = TypeVar("T")
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def record(cls: type[T]) -> type[T]:
+    """A frozen dataclass that JAX can trace: its floats are data, everything else is static.
+
+    Two records that differ only in floats share one compiled program.
+
+    >>> @record
+    ... class Step:
+    ...     eta: float = 0.1
+    ...     R: int = 20
+    >>> jax.tree.leaves(Step())
+    [0.1]
+    """
+    cls = dataclasses.dataclass(frozen=True, kw_only=True)(cls)
+    data = [name for name, kind in field_types(cls).items() if _is_float(kind)]
+    meta = [name for name in field_types(cls) if name not in data]
+    return jax.tree_util.register_dataclass(cls, data_fields=data, meta_fields=meta)
+
+
+def _is_float(kind: Any) -> bool:
+    """Whether a field's type is float, perhaps annotated, perhaps optional (None is then static)."""
+    return kind is float or any(_is_float(k) for k in typing.get_args(kind))
+
+
+@jax.tree_util.register_pytree_node_class
+@dataclasses.dataclass(frozen=True, eq=False)
+class Params:
+    """A point of ℝᵈ, kept as the model's layers, with the arithmetic of a vector.
+
+    Algorithms write `w - eta * lam * (w - theta)` and never see a layer; models never see a flat vector.
+
+    >>> w = Params([jnp.ones((2, 3)), jnp.zeros(3)])
+    >>> float((2 * w - w) @ w)
+    6.0
+    """
+
+    tree: Any
+
+    __array_ufunc__ = None  # NumPy scalars leave `scalar * w` to us
+
+    def map(self, f: Callable[..., jax.Array], *others: Params) -> Params:
+        """f applied to each layer, together with the same layer of `others`."""
+        return Params(jax.tree.map(f, self.tree, *(o.tree for o in others)))
+
+    def __add__(self, other: Params) -> Params:
+        return self.map(jnp.add, other)
+
+    def __sub__(self, other: Params) -> Params:
+        return self.map(jnp.subtract, other)
+
+    def __mul__(self, scalar: jax.typing.ArrayLike) -> Params:
+        return self.map(lambda leaf: scalar * leaf)
+
+    __rmul__ = __mul__
+
+    def __matmul__(self, other: Params) -> jax.Array:
+        """The inner product ⟨self, other⟩."""
+        return sum(jax.tree.leaves(self.map(lambda a, b: jnp.sum(a * b), other).tree), jnp.zeros(()))
+
+    def __getitem__(self, index: Any) -> Params:
+        """The point (or points) at `index` of a stack of points."""
+        return self.map(lambda leaf: leaf[index])
+
+    def ravel(self, batch_dims: int = 0) -> jax.Array:
+        """The coordinates as one vector; of a stack of points (`batch_dims` = 1), one row a point."""
+        leaves = jax.tree.leaves(self.tree)
+        return jnp.concatenate([jnp.reshape(a, (*a.shape[:batch_dims], -1)) for a in leaves], axis=-1)
+
+    def like(self, vector: jax.Array) -> Params:
+        """The inverse of `ravel`: `vector`, or each row of a matrix, in the layers of this point."""
+        leaves, structure = jax.tree.flatten(self.tree)
+        batch, out, at = vector.shape[:-1], [], 0
+        for leaf in leaves:
+            part = vector[..., at : at + leaf.size]
+            out.append(jnp.reshape(part, batch + leaf.shape))
+            at += leaf.size
+        return Params(jax.tree.unflatten(structure, out))
+
+    def all_finite(self) -> jax.Array:
+        """Whether no coordinate is infinite or NaN."""
+        return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(self.tree)]))
+
+    def tree_flatten(self) -> tuple[tuple[Any], None]:
+        """The layers are the children; there is nothing else."""
+        return (self.tree,), None
+
+    @classmethod
+    def tree_unflatten(cls, _: None, children: tuple[Any]) -> Params:
+        """The inverse of `tree_flatten`."""
+        return cls(*children)

@@ -1,0 +1,258 @@
+"""A federation: the rows of all clients in one ragged store, with no padding."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from pfedme.errors import InputError
+
+if TYPE_CHECKING:
+    from pfedme.data.schema import Schema
+
+Part = Literal["train", "validation", "test"]
+"""What rows are for."""
+
+
+def aligned(shape: tuple[int, ...], dtype: np.typing.DTypeLike) -> np.ndarray:
+    """An empty array at an address that XLA can use without making a copy."""
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    raw = np.empty(size + 64, np.uint8)
+    skip = -raw.ctypes.data % 64
+    return raw[skip : skip + size].view(dtype).reshape(shape)
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Federation:
+    """Rows of clients, one client after the other; in a client, those for validation, training, test.
+
+    >>> f = Federation.split([3, 1], np.zeros((4, 2), np.float32), np.array([0, 1, 1, 0]), classes=2)
+    >>> f.n_train, f.n_test
+    (array([2, 1]), array([1, 0]))
+    """
+
+    x: np.ndarray
+    """Features, a row a sample."""
+    y: np.ndarray
+    """Labels 0 ... classes − 1, or in a regression numbers."""
+    n_train: np.ndarray
+    """Training rows of each client."""
+    n_test: np.ndarray
+    """Test rows of each client."""
+    classes: int
+    """How many labels there are; 0 for a regression."""
+    ids: np.ndarray
+    """What a client's randomness is addressed by; it stays the client's when others come and go."""
+    n_val: np.ndarray | int = 0
+    """Validation rows of each client: to choose by, neither trained on nor reported."""
+    note: str = ""
+    """What a reader of the description should know about where the rows come from."""
+    notes: tuple[str, ...] = ()
+    """How a table was read where that is not plain, and what looks wrong in it."""
+    names: tuple[str, ...] | None = None
+    """What the clients are called; None where they only have ids."""
+    shape: tuple[int, ...] = ()
+    """Height, width and perhaps channels of the image that a row is; () if it is none."""
+    schema: Schema | None = None
+    """How rows of a table became these numbers; None where they did not come from one."""
+    files: tuple[tuple[str, int], ...] = ()
+    """The files that rows come from, and how many rows each has."""
+    origin: np.ndarray | None = None
+    """Of each row, its place among the rows of all files, counted from 0; None where they did not come from
+    files."""
+
+    @classmethod
+    def split(
+        cls,
+        counts: Sequence[int] | np.ndarray,
+        x: np.ndarray,
+        y: np.ndarray,
+        *,
+        classes: int,
+        train: float = 0.75,
+        shuffle: np.random.Generator | None = None,
+        note: str = "",
+        shape: tuple[int, ...] = (),
+    ) -> Federation:
+        """The federation whose client i owns the next `counts[i]` rows, ⌊train · count⌋ to train on.
+
+        The rows of each client are shuffled first if a generator is given. A client with one row
+        trains on it and has nothing to test.
+        """
+        counts = np.asarray(counts, np.int64)
+        if not counts.sum() == len(x) == len(y):
+            raise InputError(
+                f"The clients have {counts.sum()} rows together, but there are {len(x)} rows of features and "
+                f"{len(y)} labels."
+            )
+        if shuffle is not None:
+            owner = np.repeat(np.arange(len(counts)), counts)
+            order = np.lexsort((shuffle.random(len(y)), owner))
+            x, y = np.take(x, order, axis=0, out=aligned(x.shape, x.dtype)), y[order]
+        n_train = np.minimum(np.maximum(np.floor(train * counts).astype(np.int64), 1), counts)
+        return cls(
+            x=x, y=y, n_train=n_train, n_test=counts - n_train, classes=classes,
+            ids=np.arange(len(counts), dtype=np.uint32), note=note, shape=shape,
+        ).checked()  # fmt: skip
+
+    def checked(self) -> Federation:
+        """This federation, once it is known to be fit to train on."""
+        if self.clients == 0:
+            raise InputError("The federation has no clients.")
+        if (empty := np.flatnonzero(self.n_train < 1)).size:
+            raise InputError(f"Client {empty[0]} has no training rows; leave it out or give it at least one.")
+        step = max(1, 2**24 // max(1, self.x[0].size))
+        for at in range(0, len(self.x), step):
+            bad = ~np.isfinite(self.x[at : at + step])
+            if bad.any():
+                row, *column = np.argwhere(bad)[0]
+                owner = int(np.searchsorted(self.start, at + row, side="right")) - 1
+                raise InputError(
+                    f"Feature {', '.join(map(str, column))} of row {at + row - self.start[owner]} of client "
+                    f"{owner} is {self.x[at + row][tuple(column)]}; remove or impute missing values first."
+                )
+        if self.classes == 0:
+            if (bad := np.flatnonzero(~np.isfinite(self.y))).size:
+                owner = int(np.searchsorted(self.start, bad[0], side="right")) - 1
+                raise InputError(
+                    f"The label of row {bad[0] - self.start[owner]} of client {owner} is {self.y[bad[0]]}; "
+                    "remove rows without a label first."
+                )
+        elif len(self.y) and not (self.y.min() >= 0 and self.y.max() < self.classes):
+            raise InputError(
+                f"Labels must be 0 to {self.classes - 1}; found {self.y.min()} to {self.y.max()}."
+            )
+        return self
+
+    @property
+    def clients(self) -> int:
+        """N."""
+        return len(self.n_train)
+
+    @property
+    def features(self) -> int:
+        """Numbers in a row."""
+        return int(np.prod(self.x.shape[1:]))
+
+    @property
+    def label_unit(self) -> float:
+        """What a label of 1 is worth in the units that a regression's data came in."""
+        return self.schema.label_scale if self.schema else 1.0
+
+    def labels_in_units(self) -> np.ndarray:
+        """A regression's labels as they came."""
+        return self.label_unit * self.y.astype(np.float64) + (self.schema.label_mean if self.schema else 0.0)
+
+    def name(self, client: int) -> str:
+        """What a client is called: its name, or else its id."""
+        return self.names[client] if self.names else str(self.ids[client])
+
+    @cached_property
+    def count(self) -> np.ndarray:
+        """Rows of each client, whatever they are for."""
+        return self.n_val + self.n_train + self.n_test
+
+    @cached_property
+    def start(self) -> np.ndarray:
+        """Where each client's rows begin."""
+        return np.concatenate([[0], np.cumsum(self.count)[:-1]])
+
+    def rows(self, part: Part) -> tuple[np.ndarray, np.ndarray]:
+        """Where each client's rows of a part begin, and how many they are."""
+        before = {"validation": 0, "train": self.n_val, "test": self.n_val + self.n_train}[part]
+        count = {"validation": self.n_val, "train": self.n_train, "test": self.n_test}[part]
+        return self.start + before, np.broadcast_to(count, self.clients)
+
+    def hold_out(self, fold: int, folds: int) -> Federation:
+        """This federation with one of `folds` parts of each client's training rows kept for validation.
+
+        A client with fewer rows than folds keeps one row or none, and one with a single row trains on it.
+
+        >>> f = Federation.split([8, 1], np.zeros((9, 2), np.float32), np.zeros(9, int), classes=2)
+        >>> f.hold_out(1, 2).n_val, f.hold_out(1, 2).n_train
+        (array([3, 0]), array([3, 1]))
+        """
+        if np.any(self.n_val):
+            raise ValueError("validation rows are kept apart already")
+        first, last = (np.where(self.n_train > 1, self.n_train * k // folds, 0) for k in (fold, fold + 1))
+        kept = last - first
+        place = np.arange(len(self.y)) - np.repeat(self.start, self.count)
+        first, last = (np.repeat(a, self.count) for a in (first, last))
+        # Within a client: the rows of the fold, then what was before it, then what comes after it.
+        rank = np.where(place < first, place + last - first, np.where(place < last, place - first, place))
+        order = np.empty(len(self.y), np.int64)
+        order[np.repeat(self.start, self.count) + rank] = np.arange(len(self.y))
+        x = np.take(self.x, order, axis=0, out=aligned(self.x.shape, self.x.dtype))
+        origin = None if self.origin is None else self.origin[order]
+        return dataclasses.replace(
+            self, x=x, y=self.y[order], n_train=self.n_train - kept, n_val=kept, origin=origin
+        )
+
+    def pooled(self) -> Federation:
+        """One client with the training rows of all, by their ids, and nothing to validate or test on.
+
+        >>> f = Federation.split([3, 2], np.arange(10.0).reshape(5, 2), np.array([0, 1, 1, 0, 1]), classes=2)
+        >>> f.pooled().n_train, f.pooled().y
+        (array([3]), array([0, 1, 0]))
+        """
+        first, count = (a[np.argsort(self.ids, kind="stable")] for a in self.rows("train"))
+        rows = np.repeat(first - np.cumsum(count) + count, count) + np.arange(count.sum())
+        x = np.take(self.x, rows, axis=0, out=aligned((len(rows), *self.x.shape[1:]), self.x.dtype))
+        return dataclasses.replace(
+            self, x=x, y=self.y[rows], n_train=np.array([len(rows)]), n_test=np.array([0]), n_val=0,
+            ids=np.zeros(1, np.uint32), names=None,
+        )  # fmt: skip
+
+    def label_counts(self) -> np.ndarray:
+        """How often each client (row) has each label (column) of a classification."""
+        owner = np.repeat(np.arange(self.clients), self.count)
+        flat = np.bincount(owner * self.classes + self.y, minlength=self.clients * self.classes)
+        return flat.reshape(self.clients, self.classes)
+
+    @cached_property
+    def train_labels(self) -> np.ndarray:
+        """How often each label of a classification occurs in the training rows of all clients."""
+        start, count = self.rows("train")
+        ends = np.zeros(len(self.y) + 1, np.int64)  # +1 where training rows begin, −1 where they end
+        np.add.at(ends, start, 1)
+        np.add.at(ends, start + count, -1)
+        return np.bincount(self.y[np.cumsum(ends[:-1]) > 0], minlength=self.classes)
+
+    @property
+    def positive(self) -> int:
+        """The rarer of two labels in the training rows (of equals the second), which recall and the like are
+        of; of several labels the rarest, and 0 in a regression."""
+        if not self.classes:
+            return 0
+        counts = self.train_labels
+        return int(np.flatnonzero(counts == counts.min())[-1])
+
+    def label_name(self, label: int) -> str:
+        """What a label of a classification is called."""
+        return self.schema.labels[label] if self.schema else str(label)
+
+    def limit(self, rows: int) -> Federation:
+        """The clients that have at least so many training rows, each with only its first `rows` of them."""
+        if np.any(self.n_val):
+            raise ValueError("validation rows are kept apart already")
+        some = self.take(np.flatnonzero(self.n_train >= rows))
+        place = np.arange(len(some.y)) - np.repeat(some.start, some.count)
+        kept = (place < rows) | (place >= np.repeat(some.n_train, some.count))
+        x, y, origin = some.x[kept], some.y[kept], None if some.origin is None else some.origin[kept]
+        return dataclasses.replace(some, x=x, y=y, n_train=np.full(some.clients, rows), origin=origin)
+
+    def take(self, clients: Sequence[int] | np.ndarray) -> Federation:
+        """The federation of these clients, in this order; they keep their ids."""
+        clients = np.asarray(clients)
+        count = self.count[clients]
+        rows = np.repeat(self.start[clients] - np.cumsum(count) + count, count) + np.arange(count.sum())
+        return dataclasses.replace(
+            self, x=self.x[rows], y=self.y[rows], n_train=self.n_train[clients], n_test=self.n_test[clients],
+            n_val=np.broadcast_to(self.n_val, self.clients)[clients], ids=self.ids[clients],
+            names=None if self.names is None else tuple(self.names[i] for i in clients),
+            origin=None if self.origin is None else self.origin[rows],
+        )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Rounds on this machine, and how good the models are that come out of them."""

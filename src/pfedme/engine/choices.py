@@ -1,0 +1,410 @@
+"""The right model for every client: its own λ, and its own choice between joining and training alone.
+
+Given a shared model w, client i follows the path of personal models
+
+    θ_i(λ) = argmin_θ f_i(θ) + λ/2 ‖θ − w‖²
+
+from λ = ∞, where θ is w, to λ = 0, where it is the client's own model, each started at the one before. It
+scores the path, and the model that it trains alone, on rows that none of them has seen, takes the most shared
+one among the best, and fits that one again on all its rows. Scores and choice stay with the client.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Annotated, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from pfedme.algorithms import Algorithm, FedAvg, PFedMe
+from pfedme.core.models import Model
+from pfedme.core.spec import Bound, Count, Index, NonNegative
+from pfedme.core.tree import Params, record
+from pfedme.data.federation import Federation
+from pfedme.engine.devices import everywhere, over_devices, padded
+from pfedme.engine.measure import ACCURACY, R2, Measure
+from pfedme.engine.metrics import Blocks, Outcomes, outcomes
+from pfedme.engine.simulate import Simulation, State, Store
+from pfedme.engine.verdict import LEVEL, Interval, Verdict, interval, judge
+
+PATH = (100.0, 30.0, 10.0, 3.0, 1.0, 0.3, 0.1, 0.03, 0.01)
+"""The λ between ∞ and 0."""
+LEAST_LIKELY = 0.01
+"""Probabilities below this count as this where clients choose."""
+
+
+@record
+class Personalize:
+    """How clients find their own models."""
+
+    name: ClassVar[str] = "auto"
+
+    folds: Annotated[int, Bound(least=2, most=100)] = 5
+    """Parts of a client's training rows; a part is chosen by, and the models it judges have not seen it."""
+    small: Index = 200
+    """A client with fewer training rows chooses by all parts in turn, one with more by the first."""
+    steps: Count = 200
+    """Steps of SGD for each λ, the last of them smaller."""
+    eta: NonNegative = 0.0
+    """Size of these steps; 0 takes 1/(2L), where L is the curvature of the clients' losses."""
+    B: Count = 20
+    """|D|: rows of their mini-batches."""
+    caution: NonNegative = 0.5
+    """A less shared model must be better by so many standard errors on the rows to choose by."""
+
+
+class Candidate(NamedTuple):
+    """A model that a client can have, the more shared the earlier in the list."""
+
+    name: str
+    """`global`, `personal` for a λ of the path, `given` for the run's own λ, `fine-tuned`, or `alone`."""
+    lam: float
+    steps: int = 0
+
+    @property
+    def label(self) -> str:
+        """The name, with λ where there are several."""
+        return f"λ = {self.lam:g}" if self.name in ("personal", "given") else self.name
+
+
+def candidates(how: Personalize, given: float | None = None) -> list[Candidate]:
+    """All models that a client chooses from; `given` is the λ of a pFedMe run.
+
+    >>> [c.label for c in candidates(Personalize(), given=15.0)][:5]
+    ['global', 'λ = 100', 'λ = 30', 'λ = 15', 'λ = 10']
+    """
+    lams: list[float] = sorted({*PATH, given} - {None}, reverse=True)
+    path = [Candidate("given" if lam == given else "personal", lam, how.steps) for lam in lams]
+    return [
+        Candidate("global", math.inf),
+        *path,
+        Candidate("fine-tuned", 0.0, how.steps),
+        Candidate("alone", 0.0),
+    ]
+
+
+@dataclasses.dataclass(frozen=True)
+class Personalized:
+    """Every client's models and choice."""
+
+    candidates: list[Candidate]
+    choice: np.ndarray
+    """The candidate that each client has chosen, by its place in the list."""
+    joined: np.ndarray
+    """The one that it would choose if training alone were no choice."""
+    score: np.ndarray
+    """The mean `row_score` of each candidate (column) on the rows that each client (row) chooses by; NaN if
+    there are none."""
+    theta: Params
+    """The chosen models, fitted on all training rows, stacked."""
+    right: np.ndarray
+    """Whether each candidate (column) is right about each test row; of a quantity, 1 − (z − y)²/σ² with the
+    variance σ² of all test rows' labels, whose mean is R²."""
+    owner: np.ndarray
+    """The client of each test row."""
+    improving: bool = False
+    """Whether the loss of the shared or of the clients' own models was still falling when training ended."""
+
+    @property
+    def measure(self) -> Measure:
+        """What models are judged by."""
+        return ACCURACY if self.right.dtype == bool else R2
+
+    @property
+    def clients(self) -> int:
+        """N."""
+        return len(self.choice)
+
+    def of(self, name: str) -> np.ndarray:
+        """Whether a method is right about each test row: a candidate by its name, `recommended` for what each
+        client has chosen, `own-lambda` for what it would choose if training alone were no choice."""
+        if name in ("recommended", "own-lambda"):
+            chosen = self.choice if name == "recommended" else self.joined
+            return self.right[np.arange(len(self.owner)), chosen[self.owner]]
+        (place,) = [k for k, c in enumerate(self.candidates) if c.name == name]
+        return self.right[:, place]
+
+    @property
+    def recommended(self) -> np.ndarray:
+        """Whether its client's chosen model is right about each test row."""
+        return self.of("recommended")
+
+    @property
+    def lam(self) -> np.ndarray:
+        """The λ that each client chose: ∞ for the global model, 0 for its own."""
+        return np.array([c.lam for c in self.candidates])[self.choice]
+
+    def accuracy(self, right: np.ndarray) -> np.ndarray:
+        """Each client's accuracy; NaN for one without test rows."""
+        count = np.bincount(self.owner, minlength=self.clients)
+        correct = np.bincount(self.owner, right, self.clients)
+        return np.where(count > 0, correct / np.maximum(count, 1), np.nan)
+
+    @property
+    def tested(self) -> np.ndarray:
+        """Which clients have test rows."""
+        return np.bincount(self.owner, minlength=self.clients) > 0
+
+    def mean_gain(self, name: str, level: float = LEVEL) -> Interval:
+        """The recommended models' gain over a method in the mean over clients, with its interval."""
+        gain, half = (values[self.tested] for values in self.gain(self.of(name)))
+        return interval(gain, half / 1.96, level)
+
+    def verdict(self) -> Verdict:
+        """Whether the recommended models are better than alone."""
+        mine, alone = (self.accuracy(self.of(name)) for name in ("recommended", "alone"))
+        noise = self.gain(self.of("alone"))[1] / 1.96
+        return judge(
+            mine, alone, noise=noise, improving=self.improving, measure=self.measure,
+            name="the models that clients choose",
+        )  # fmt: skip
+
+    def harmed(self, right: np.ndarray) -> np.ndarray:
+        """Which clients a method leaves more than one point below alone, beyond their own interval."""
+        gain, interval = paired(right, self.of("alone"), self.owner, self.clients)
+        return gain < -0.01 - interval
+
+    def gain(self, over: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """How much more accurate the recommended model is for each client, with the half-width of a 95 %
+        interval, paired over the client's test rows."""
+        return paired(self.recommended, over, self.owner, self.clients)
+
+
+def paired(
+    mine: np.ndarray, theirs: np.ndarray, owner: np.ndarray, clients: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Each client's accuracy by `mine` less that by `theirs`, and 1.96 standard errors of that if there were
+    no difference (McNemar's).
+
+    With b rows where only one is right and c where only the other is, n rows in all: (b − c)/n, and
+    √(b + c + 1)/n, in which the 1 stands for what a few rows that agree cannot rule out. Around a large
+    difference this is wider than need be. Where rows have numbers instead, it is Student's interval of their
+    differences without its degrees of freedom.
+    """
+    n = np.maximum(np.bincount(owner, minlength=clients), 1)
+    if mine.dtype != bool:
+        apart = mine - theirs
+        mean = np.bincount(owner, apart, clients) / n
+        square = np.bincount(owner, (apart - mean[owner]) ** 2, clients)
+        return mean, 1.96 * np.sqrt((square + mean**2) / (np.maximum(n - 1, 1) * n))
+    b = np.bincount(owner, mine & ~theirs, clients)
+    c = np.bincount(owner, theirs & ~mine, clients)
+    return (b - c) / n, 1.96 * np.sqrt(b + c + 1) / n
+
+
+def choose(score: np.ndarray, owner: np.ndarray, clients: int, caution: float | np.ndarray) -> np.ndarray:
+    """The candidate that each client takes: the first that is not worse than its best by `caution` standard
+    errors (a number, or one for each client), from the score of each candidate (column) on each row to choose
+    by, such as `row_score`.
+
+    A client without such rows takes the first.
+
+    >>> score = np.log([[0.2, 0.8, 0.8], [0.9, 0.9, 0.9], [0.1, 0.7, 0.7]])
+    >>> choose(score, np.zeros(3, int), 2, caution=0.5)
+    array([1, 0])
+    """
+    total = _by_client(score, owner, clients)
+    best = np.argmax(total, axis=1)
+    behind = score[np.arange(len(owner)), best[owner]][:, None] - score
+    count = np.maximum(np.bincount(owner, minlength=clients), 1)[:, None]
+    mean = _by_client(behind, owner, clients) / count
+    variance = np.maximum(_by_client(behind**2, owner, clients) / count - mean**2, 0)
+    noise = np.where(count > 1, np.sqrt(variance / count), 1.0)  # a single row decides nothing
+    return np.argmax(mean <= np.reshape(caution, (-1, 1)) * noise + 1e-12, axis=1)
+
+
+def row_score(found: Outcomes) -> np.ndarray:
+    """What a model is chosen by, row by row: the logarithm of the probability that it gives to the label,
+    taken for at least LEAST_LIKELY lest one row decide; of a quantity −½ (z − y)², taken for no worse.
+
+    Unlike being right, or the probability itself, it is best for the true probabilities of rare labels too.
+    """
+    return np.log(np.maximum(np.nan_to_num(found.likely), LEAST_LIKELY))  # NaN: a model that diverged
+
+
+def personalize(
+    how: Personalize,
+    model: Model,
+    federation: Federation,
+    w: Params,
+    without: Callable[[Federation], Params],
+    alone: Callable[[Federation], Params],
+    *,
+    seed: int = 0,
+    given: float | None = None,
+    watch: Callable[[str, int, int], None] = lambda _what, _done, _of: None,
+) -> Personalized:
+    """Every client's choice by validation rows, and the chosen model fitted on all its training rows.
+
+    `without(federation)` is a shared model that has not seen the federation's validation rows: for clients
+    that took part in w, one that was trained again; for newcomers w itself. `alone(federation)` are the
+    models, stacked, that its clients train by themselves. Test rows are read once, after every choice.
+    """
+    offered = candidates(how, given)
+    how = with_step(how, model, federation, seed)
+    key = jax.random.key(seed)
+    few = np.flatnonzero(federation.n_train < how.small)
+    folds = how.folds if len(few) else 1
+    owners, scores = [], []
+    for fold in range(folds):
+        watch("choice", fold, folds + 1)
+        who = np.arange(federation.clients) if fold == 0 else few
+        part = federation.hold_out(fold, how.folds)
+        blocks = Blocks.cut(*(a[who] for a in part.rows("validation")))
+        found = walk(
+            how, model, part, without(part), alone(part), offered, jax.random.fold_in(key, fold), who, blocks
+        )
+        judged = [row_score(outcome) for outcome, _ in found]
+        scores.append(np.stack(judged, axis=1))
+        owners.append(who[blocks.owner()])
+    watch("models", folds, folds + 1)
+    owner, every = np.concatenate(owners), np.concatenate(scores)
+    choice = choose(every, owner, federation.clients, how.caution)
+    joined = choose(every[:, :-1], owner, federation.clients, how.caution)
+    count = np.bincount(owner, minlength=federation.clients)[:, None]
+    score = _by_client(every, owner, federation.clients) / np.where(count > 0, count, np.nan)
+
+    test = Blocks.cut(*federation.rows("test"))
+    right, theta = [], None
+    who = np.arange(federation.clients)
+    y = federation.y[test.rows()].astype(np.float64)
+    variance = float(np.var(y)) if len(y) and federation.classes == 0 else 1.0
+    for place, (found, models) in enumerate(
+        walk(how, model, federation, w, alone(federation), offered, jax.random.fold_in(key, folds), who, test)
+    ):
+        right.append(found.right if federation.classes else _explained(found, variance))
+        theta = models if theta is None else _where(choice == place, models, theta)
+    assert theta is not None
+    watch("models", folds + 1, folds + 1)
+    return Personalized(offered, choice, joined, score, theta, np.stack(right, axis=1), test.owner())
+
+
+def _explained(found: Outcomes, variance: float) -> np.ndarray:
+    """1 − (z − y)²/σ², row by row."""
+    squares = -2 * np.log(np.maximum(np.nan_to_num(found.likely), 1e-300))
+    return 1 - squares / (variance or 1.0)
+
+
+def with_step(how: Personalize, model: Model, federation: Federation, seed: int) -> Personalize:
+    """`how`, with a step size from the curvature of the clients' losses if it has none."""
+    if how.eta:
+        return how
+    L = Simulation(FedAvg(eta=1.0, B=how.B), model, federation, cohort=1, seed=seed).smoothness()
+    return dataclasses.replace(how, eta=1 / (2 * L))
+
+
+def rounds_to_choice(algorithm: Algorithm, t: int) -> int:
+    """How many rounds may follow round t before clients choose their λ anew."""
+    every = algorithm.rechoose if isinstance(algorithm, PFedMe) else 0
+    return every - t % every if every else 2**31 - 1
+
+
+def with_own_lambdas(simulation: Simulation, state: State, how: Personalize | None = None) -> State:
+    """The state with each client's λ_i chosen anew, if it is time for that in round `state.t`.
+
+    A client takes the largest λ of the path, up to the given one, that is not worse than the best on the
+    validation rows that no client has trained on. It depends on w and t alone, and not on earlier choices.
+    """
+    algorithm, federation = simulation.algorithm, simulation.federation
+    if (
+        not isinstance(algorithm, PFedMe)
+        or not algorithm.rechoose
+        or state.t % algorithm.rechoose
+        or not state.t
+    ):
+        return state
+    how = with_step(how or Personalize(), simulation.model, federation, simulation.seed)
+    lams = [algorithm.lam, *(lam for lam in PATH if lam < algorithm.lam)]
+    offered = [Candidate("personal", lam, how.steps) for lam in lams]
+    key = jax.random.fold_in(jax.random.fold_in(simulation.key, 2**32 - 2), state.t)
+    who, blocks = np.arange(federation.clients), Blocks.cut(*federation.rows("validation"))
+    walked = walk(how, simulation.model, federation, state.w, None, offered, key, who, blocks)
+    scores = np.stack([row_score(found) for found, _ in walked], axis=1)
+    choice = choose(scores, blocks.owner(), federation.clients, how.caution)
+    return state._replace(clients=everywhere(jnp.asarray(np.array(lams, np.float32)[choice])))
+
+
+def walk(
+    how: Personalize,
+    model: Model,
+    federation: Federation,
+    w: Params,
+    alone: Params | None,
+    offered: Sequence[Candidate],
+    key: jax.Array,
+    who: np.ndarray,
+    blocks: Blocks,
+) -> Iterator[tuple[Outcomes, Params]]:
+    """The models of clients `who`, stacked, one candidate after the other, and what each makes of its rows in
+    `blocks`. `alone` are those of all clients by themselves, if they are among the candidates."""
+    store = Store.of(federation)
+    items = padded(who).astype(np.int32)
+
+    def stacked(point: Params) -> Params:
+        return everywhere(point.map(lambda leaf: jnp.broadcast_to(leaf, (len(items), *leaf.shape))))
+
+    theta = stacked(w)
+    for place, candidate in enumerate(offered):
+        if candidate.name == "alone":
+            assert alone is not None
+            theta = alone[items]
+        if candidate.steps:
+            own = jax.random.fold_in(key, place)
+            theta = _descend(
+                store, model, own, w, theta, items, candidate.lam, how.eta, candidate.steps, B=how.B
+            )
+        models = theta[: len(who)]
+        yield outcomes(model, models, store.x, store.y, blocks), models
+
+
+@partial(jax.jit, static_argnames="B")
+def _descend(
+    store: Store,
+    model: Model,
+    key: jax.Array,
+    w: Params,
+    theta: Params,
+    who: jax.Array,
+    lam: float,
+    eta: float,
+    steps: int,
+    B: int,
+) -> Params:
+    """θ after `steps` of θ ← argmin_u ⟨∇f̃_i(θ), u⟩ + λ/2 ‖u − w‖² + 1/(2η) ‖u − θ‖², for each client.
+
+    η is divided by four for the last four tenths of the steps, and again for the last two.
+    """
+
+    def part(shared: tuple[Store, Model, jax.Array, Params], work: tuple[Params, jax.Array]) -> Params:
+        store, model, key, w = shared
+
+        def fit(theta: Params, i: jax.Array) -> Params:
+            problem = store.problem(model, i)
+            own = jax.random.fold_in(key, store.ids[i])
+
+            def step(k: jax.Array, theta: Params) -> Params:
+                gradient = problem.sample(jax.random.fold_in(own, k), B).grad(theta)
+                size = eta * jnp.where(k < 0.6 * steps, 1.0, jnp.where(k < 0.8 * steps, 0.25, 0.0625))
+                return (1 / (1 + size * lam)) * (theta - size * gradient + (size * lam) * w)
+
+            return lax.fori_loop(0, steps, step, theta)
+
+        return jax.vmap(fit)(*work)
+
+    return over_devices(part, (store, model, key, w), (theta, who))
+
+
+def _by_client(values: np.ndarray, owner: np.ndarray, clients: int) -> np.ndarray:
+    """The sums of each column over each client's rows."""
+    return np.stack([np.bincount(owner, column, clients) for column in values.T], axis=1)
+
+
+def _where(mask: np.ndarray, mine: Params, other: Params) -> Params:
+    """`mine` at the places of the mask, `other` elsewhere, in stacks of points."""
+    return mine.map(lambda a, b: jnp.where(jnp.reshape(mask, (-1,) + (1,) * (a.ndim - 1)), a, b), other)

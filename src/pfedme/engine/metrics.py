@@ -1,0 +1,367 @@
+"""How well the global, the local and the personal models do on every client's rows."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from scipy.special import stdtrit
+
+from pfedme.core.models import Model, is_first_largest
+from pfedme.core.tree import Params
+from pfedme.engine.devices import over_devices, padded
+from pfedme.engine.rowmetrics import CLASS_KEYS, MOST_SCORES, ClassRows, NumberRows, Value
+
+LOWER_IS_BETTER = ("log_loss", "brier", "rmse", "mae")
+"""The metrics that are errors."""
+
+
+class Blocks(NamedTuple):
+    """Rows cut into blocks of equal length that each belong to one client."""
+
+    client: np.ndarray
+    start: np.ndarray
+    """Where the block begins in the store."""
+    valid: np.ndarray
+    """How many of its rows are the client's; the rest is padding."""
+    offset: np.ndarray
+    """0, 1, ..., length − 1."""
+
+    @classmethod
+    def cut(cls, start: np.ndarray, count: np.ndarray) -> Blocks:
+        """Blocks of the rows start[i] ... start[i] + count[i] − 1 of each client i.
+
+        >>> b = Blocks.cut(np.array([0, 20]), np.array([20, 5]))
+        >>> b.client, b.start, b.valid
+        (array([0, 0, 1]), array([ 0, 16, 20]), array([16,  4,  5]))
+        """
+        length = int(np.clip(2 ** round(np.log2(max(1.0, count.mean()))), 16, 512))
+        blocks = -(-count // length)
+        client = np.repeat(np.arange(len(count)), blocks)
+        number = np.arange(len(client)) - np.repeat(np.cumsum(blocks) - blocks, blocks)
+        valid = np.minimum(count[client] - number * length, length)
+        return cls(client, start[client] + number * length, valid, np.arange(length))
+
+    def padded(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Client, start and valid rows of each block, and empty blocks until all devices have as many."""
+        client, start, valid = (padded(a) for a in self[:3])
+        valid[len(self.client) :] = 0
+        return client, start, valid
+
+    def owner(self) -> np.ndarray:
+        """The client of each row."""
+        return np.repeat(self.client, self.valid)
+
+    def rows(self) -> np.ndarray:
+        """The place of each row in the store, in the order of `owner`."""
+        before = np.cumsum(self.valid) - self.valid
+        return np.repeat(self.start - before, self.valid) + np.arange(self.valid.sum())
+
+
+@dataclasses.dataclass(frozen=True)
+class Spread:
+    """How far the labels of a regression are from their mean: what R² measures errors by."""
+
+    own: np.ndarray
+    """Σ (y − mean)² over the rows of each client, around the client's own mean."""
+    whole: float
+    """The same over all rows, around the mean of all."""
+    unit: float = 1.0
+    """What a label of 1 is worth in the units that the data came in."""
+
+    @classmethod
+    def of(cls, y: np.ndarray, blocks: Blocks, clients: int, unit: float = 1.0) -> Spread:
+        """The spread of the labels in `blocks`."""
+        labels, owner = y[blocks.rows()].astype(np.float64), blocks.owner()
+        (whole,) = deviations(labels, np.zeros_like(owner), 1)
+        return cls(deviations(labels, owner, clients), float(whole), unit)
+
+
+def deviations(values: np.ndarray, owner: np.ndarray, clients: int) -> np.ndarray:
+    """Σ (v − mean)² over the values of each client; exactly 0 where they are alike.
+
+    >>> deviations(np.array([0.1, 0.1, 0.1, 1.0, 3.0]), np.array([0, 0, 0, 2, 2]), 3)
+    array([0., 0., 2.])
+    """
+    first = np.zeros(clients)
+    first[owner[::-1]] = values[::-1]
+    away = values - first[owner]
+    mean = np.bincount(owner, away, clients) / np.maximum(np.bincount(owner, minlength=clients), 1)
+    return np.bincount(owner, (away - mean[owner]) ** 2, clients)
+
+
+@dataclasses.dataclass(frozen=True)
+class Scores:
+    """Sums over each client's rows, for one model of each client."""
+
+    correct: np.ndarray
+    """Right predictions; NaN in a regression."""
+    loss: np.ndarray
+    count: np.ndarray
+    spread: Spread | None = None
+    """Of the labels, in a regression."""
+    rows: ClassRows | NumberRows | None = None
+    """Every row, for the metrics that need more than sums; None where rows were not kept."""
+
+    @property
+    def accuracy(self) -> np.ndarray:
+        """Each client's accuracy; NaN for one with no rows."""
+        return np.where(self.count > 0, self.correct / np.maximum(self.count, 1), np.nan)
+
+    @property
+    def r2(self) -> np.ndarray:
+        """Each client's R² = 1 − SSE/SST around the mean of its rows; NaN for one whose labels are alike."""
+        assert self.spread is not None
+        own = self.spread.own
+        return np.where(own > 0, 1 - 2 * self.loss / np.where(own > 0, own, 1), np.nan)
+
+    @property
+    def rmse(self) -> np.ndarray:
+        """Each client's root mean squared error, in the units of the data; NaN for one with no rows."""
+        assert self.spread is not None
+        mean = np.where(self.count > 0, 2 * self.loss / np.maximum(self.count, 1), np.nan)
+        return self.spread.unit * np.sqrt(mean)
+
+    @property
+    def own(self) -> np.ndarray:
+        """What each client is judged by: its accuracy, or its R² in a regression."""
+        return self.accuracy if self.spread is None else self.r2
+
+    @property
+    def overall(self) -> float | None:
+        """The same over all rows; None if there are no rows, or if a regression's labels are all alike."""
+        if self.spread is None:
+            return float(self.correct.sum() / self.count.sum()) if self.count.any() else None
+        whole = self.spread.whole
+        return float(1 - 2 * self.loss.sum() / whole) if whole > 0 else None
+
+    @property
+    def mean_loss(self) -> float:
+        """The mean loss over all rows of all clients, without the l2 term."""
+        return float(self.loss.sum() / max(1, self.count.sum()))
+
+    def over_all_rows(self, key: str) -> float | None:
+        """The metric of this name over all rows; None if it is undefined, or if rows were not kept."""
+        if key in ("accuracy", "r2"):
+            return self.overall
+        return None if self.rows is None else self.rows.value(key).overall
+
+    def of(self, key: str) -> np.ndarray:
+        """Each client's metric of this name; NaN where it has none, and everywhere if rows were not kept."""
+        if key in ("accuracy", "r2", "rmse"):
+            return getattr(self, key)
+        if key == "log_loss" and self.spread is None:
+            return np.where(self.count > 0, self.loss / np.maximum(self.count, 1), np.nan)
+        return np.full(len(self.count), np.nan) if self.rows is None else self.rows.value(key).own
+
+
+def score(
+    model: Model,
+    theta: Params,
+    x: jax.Array,
+    y: jax.Array,
+    blocks: Blocks,
+    clients: int,
+    spread: Spread | None = None,
+    positive: int | None = None,
+) -> Scores:
+    """The scores of θ, one point for all clients or a stack of one point for each of `clients`.
+
+    A regression also needs the spread of its labels. With a class that counts as `positive` (any number in a
+    regression) rows are kept too, unless they are very many.
+    """
+    count = np.bincount(blocks.client, blocks.valid, clients).astype(np.int64)
+    if not len(blocks.client):
+        return Scores(np.zeros(clients), np.zeros(clients), count, spread)
+    client, start, valid = blocks.padded()
+    outputs = model.classes or 1
+    keep = positive is not None and count.sum() * outputs <= MOST_SCORES
+    sums = _block_sums(model, theta, x, y, client, start, valid, blocks.offset, each_row=False, scores=keep)
+    correct, loss = map(np.asarray, sums[:2])
+    rows = None
+    if keep:
+        assert positive is not None
+        scores = np.asarray(sums[2])[: len(blocks.client)].swapaxes(1, 2)[_own_rows(blocks, len(x))]
+        labels = np.asarray(y)[blocks.rows()]
+        owner = blocks.owner()
+        if spread is None:
+            rows = ClassRows(scores, labels, owner, clients, positive)
+        else:
+            labels = spread.unit * labels.astype(np.float64)
+            rows = NumberRows(spread.unit * scores[:, 0].astype(np.float64) - labels, labels, owner, clients)
+    return Scores(
+        correct=np.bincount(client, correct, clients),
+        loss=np.bincount(client, loss.astype(np.float64), clients),
+        count=count,
+        spread=spread,
+        rows=rows,
+    )
+
+
+def _own_rows(blocks: Blocks, stored: int) -> np.ndarray:
+    """Which rows of each block, as the compiled program returns them, are the client's."""
+    length = min(len(blocks.offset), stored)
+    # A block that would reach past the store was moved to begin earlier.
+    moved = np.maximum(0, blocks.start + length - stored)
+    at = np.arange(length) - moved[:, None]
+    return (at >= 0) & (at < blocks.valid[:, None])
+
+
+class Outcomes(NamedTuple):
+    """What a model makes of single rows."""
+
+    right: np.ndarray
+    """Whether the label is the most probable one."""
+    likely: np.ndarray
+    """The probability that the model gives to the label."""
+    finite: bool = True
+    """Whether the loss on every row is finite."""
+
+
+def outcomes(model: Model, theta: Params, x: jax.Array, y: jax.Array, blocks: Blocks) -> Outcomes:
+    """What θ, as in `score`, makes of each row, in the order of the blocks."""
+    if not len(blocks.client):
+        return Outcomes(np.zeros(0, bool), np.zeros(0))
+    client, start, valid = blocks.padded()
+    sums = _block_sums(model, theta, x, y, client, start, valid, blocks.offset, each_row=True, scores=False)
+    right, loss = (np.asarray(a)[: len(blocks.client)] for a in sums)
+    own = _own_rows(blocks, len(x))
+    loss = loss[own].astype(np.float64)
+    return Outcomes(right[own], np.exp(-loss), bool(np.isfinite(loss).all()))
+
+
+@partial(jax.jit, static_argnames=("each_row", "scores"))
+def _block_sums(
+    model: Model,
+    theta: Params,
+    x: jax.Array,
+    y: jax.Array,
+    client: jax.Array,
+    start: jax.Array,
+    valid: jax.Array,
+    offset: jax.Array,
+    *,
+    each_row: bool,
+    scores: bool,
+) -> tuple[jax.Array, ...]:
+    """Correct predictions and summed losses of each block, or of each row of each block; and with `scores`
+    the model's outputs for every row."""
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    shared_model = jax.tree.leaves(shapes)[0].ndim == jax.tree.leaves(theta)[0].ndim
+    length = min(len(offset), len(x))
+
+    def sums(shared: tuple[Model, Params, jax.Array, jax.Array], blocks: Any) -> tuple[jax.Array, ...]:
+        model, theta, x, y = shared
+
+        def one(block: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, ...]:
+            client, start, valid = block
+            # The last block may reach past the store: then it begins earlier, and the mask stays.
+            first = jnp.minimum(start, len(x) - length)
+            row = first + offset[:length]
+            own = (row >= start) & (row < start + valid)
+            labels = lax.dynamic_slice_in_dim(y, first, length)
+            rows = lax.dynamic_slice_in_dim(x, first, length)
+            z = model.scores(theta if shared_model else theta[client], rows)
+            hit = is_first_largest(z, labels) & own if model.classes != 0 else jnp.full(length, jnp.nan)
+            loss = jnp.where(own, model.losses(z, labels), 0)
+            found = (hit, loss) if each_row else (jnp.sum(hit), jnp.sum(loss))
+            return (*found, z) if scores else found
+
+        return lax.map(one, blocks)
+
+    return over_devices(sums, (model, theta, x, y), (client, start, valid))
+
+
+def over_clients(values: np.ndarray, *, lower: bool = False) -> dict[str, float] | None:
+    """Mean, spread, worst tenth and worst of the clients' own accuracies (or another metric); None if no
+    client has one. With `lower`, less is better, and the worst is the `max`.
+
+    >>> over_clients(np.array([0.5, np.nan, 1.0]))
+    {'mean': 0.75, 'std': 0.25, 'worst_decile': 0.5, 'min': 0.5}
+    """
+    own = np.sort(values[~np.isnan(values)])
+    if not len(own):
+        return None
+    own = own[::-1] if lower else own
+    worst = own[: -(-len(own) // 10)]
+    return {
+        "mean": float(own.mean()),
+        "std": float(own.std()),
+        "worst_decile": float(worst.mean()),
+        "max" if lower else "min": float(own[0]),
+    }
+
+
+def mean_interval(values: np.ndarray) -> tuple[float, float]:
+    """The mean, and the half-width of its 95 % interval by Student's t; that is 0 for a single value.
+
+    The values are one metric of independent clients, or of runs with different seeds.
+
+    >>> mean_interval(np.array([0.0, 2.0, 4.0, 2.0]))
+    (2.0, 2.598...)
+    """
+    n = len(values)
+    if n < 2:
+        return float(values.mean()), 0.0
+    return float(values.mean()), float(stdtrit(n - 1, 0.975) * values.std(ddof=1) / n**0.5)
+
+
+def summary(
+    test: Scores, train: Scores | None, *, metric: str = "", full: bool = False,
+    threshold: float | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """A model's entry in the record; `worst_decile` is the mean over the worst tenth of the clients.
+
+    A regression has no accuracy: `rmse` and `r2` are over all rows, and `clients` is about the clients' own
+    R². `by_client` has the same of other metrics, as far as rows were kept: of `metric`, or of each in a
+    `full` entry. A full entry also has the half-widths of the metrics' 95 % intervals over all rows, and how
+    probabilities are calibrated. AUC of several classes takes a while, and is left out unless asked for.
+    With a `threshold`, of two classes, `at_threshold` has what it makes of the metrics that depend on it.
+    """
+    tested = bool(test.count.any())
+    entry: dict[str, Any] = {"accuracy": test.overall}
+    if test.spread is not None:
+        squares = 2 * test.mean_loss
+        entry = {"accuracy": None, "rmse": test.spread.unit * squares**0.5 if tested else None}
+        entry["r2"] = test.overall
+    entry["loss"] = test.mean_loss if tested else None
+    entry["train_loss"] = train.mean_loss if train else None
+    entry["clients"] = over_clients(test.own)
+    classes = test.spread is None
+    entry["log_loss"] = entry["loss"] if classes else None
+    if test.rows is None:
+        return entry
+    wanted = CLASS_KEYS if classes else ("mae",)
+    if isinstance(test.rows, ClassRows) and test.rows.classes > 2 and not full:
+        wanted = tuple(key for key in wanted if key != "auc" or metric == "auc")
+    found: dict[str, Value] = {key: test.rows.value(key) for key in wanted}
+    entry |= {key: value.overall for key, value in found.items()}
+    sums = ("accuracy", "log_loss") if classes else ("r2", "rmse")
+    shown = (*sums, *wanted) if full else (metric,) if metric in (*sums, *wanted) else ()
+    entry["by_client"] = {
+        key: _by_client(test.of(key) if key in sums else found[key].own, key) for key in shown
+    }
+    if full:
+        found |= {key: test.rows.value(key) for key in sums}
+        entry["half_width"] = {key: found[key].half_width for key in shown}
+        if isinstance(test.rows, ClassRows):
+            entry["calibration"] = test.rows.calibration()
+    if threshold is not None and isinstance(test.rows, ClassRows):
+        rows = dataclasses.replace(test.rows, threshold=threshold)
+        keys = ("accuracy", "balanced_accuracy", "recall", "precision", "f1")
+        entry["at_threshold"] = {"threshold": threshold, **{key: rows.value(key).overall for key in keys}}
+    return entry
+
+
+def _by_client(own: np.ndarray, key: str) -> dict[str, float] | None:
+    """A metric of clients, the half-width of the 95 % interval of its mean, and of how many it is."""
+    told = over_clients(own, lower=key in LOWER_IS_BETTER)
+    if told is None:
+        return None
+    there = own[~np.isnan(own)]
+    return {**told, "half_width": mean_interval(there)[1], "clients": len(there)}

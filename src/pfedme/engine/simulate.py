@@ -1,0 +1,406 @@
+"""Rounds of a federation on one machine: all clients of a cohort in one compiled program.
+
+Randomness is addressed, not threaded: a client's key in a round is a function of (seed, round, client id),
+and the cohort one of (seed, round). So training only the cohort, adding a client, stopping and resuming all
+leave every client's computation as it was.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, Literal, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from pfedme.algorithms import Algorithm
+from pfedme.algorithms.base import Models, Update
+from pfedme.core.models import Model, curvature
+from pfedme.core.problem import Order, Problem
+from pfedme.core.tree import Params
+from pfedme.data.federation import Federation, Part
+from pfedme.engine.devices import everywhere, over_devices, padded
+from pfedme.engine.metrics import Blocks, Scores, Spread, score, summary
+from pfedme.engine.rowmetrics import ClassRows
+from pfedme.errors import InputError
+
+T = TypeVar("T")
+
+MOST_ROUNDS = 64
+"""The most rounds in one call of the compiled program; the result does not depend on it."""
+
+CACHE_BYTES = 2**23
+"""What the models of all clients at work may take for several runs to be faster together than in turn."""
+
+
+class State(NamedTuple):
+    """Where a run stands before round t. With the specification it determines everything that follows."""
+
+    t: int
+    w: Params
+    clients: Any
+    """What each client keeps between rounds, stacked; () if nothing."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """Scores of each model that exists, `global`, `local` and `personal`, on test (or validation) and on
+    training rows."""
+
+    round: int
+    clients: np.ndarray
+    """The clients that were evaluated, by their places in the federation."""
+    test: dict[str, Scores]
+    train: dict[str, Scores]
+    """Empty if training rows were left out."""
+    info: dict[str, np.ndarray]
+
+    def entry(
+        self, metric: str = "", *, full: bool = False, thresholds: Mapping[str, float] | None = None
+    ) -> dict[str, Any]:
+        """This evaluation as an entry of the record's history, judged by `metric`; `full` at the end.
+        `thresholds` has those of the models that have one."""
+        entry: dict[str, Any] = {"round": self.round} | ({"metric": metric} if metric else {})
+        entry |= {
+            kind: summary(
+                test, self.train.get(kind), metric=metric, full=full, threshold=(thresholds or {}).get(kind)
+            )
+            for kind, test in self.test.items()
+        }
+        if "inner_residual" in self.info:
+            entry["inner"] = {
+                "residual": float(self.info["inner_residual"].mean()),
+                "residual_max": float(self.info["inner_residual"].max()),
+                "steps": float(self.info["inner_steps"].mean()),
+            }
+        return entry
+
+    def thresholds(self) -> dict[str, float]:
+        """Of two classes, the threshold of each model for the rarer one that is best on the rows of this
+        evaluation, which should be validation rows; nothing if rows were not kept."""
+        kept = {kind: test.rows for kind, test in self.test.items()}
+        return {
+            kind: rows.best_threshold()
+            for kind, rows in kept.items()
+            if isinstance(rows, ClassRows) and rows.classes == 2
+        }
+
+    @property
+    def finite(self) -> bool:
+        """Whether every loss, and every number about the computation, is finite."""
+        losses = [s.loss for s in (*self.test.values(), *self.train.values())]
+        return all(np.isfinite(numbers).all() for numbers in (*losses, *self.info.values()))
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["x", "y", "start", "n_train", "n_test", "ids"],
+    meta_fields=["longest"],
+)
+@dataclasses.dataclass(frozen=True)
+class Store:
+    """A federation's rows as the compiled program sees them."""
+
+    x: jax.Array
+    y: jax.Array
+    start: jax.Array
+    n_train: jax.Array
+    n_test: jax.Array
+    ids: jax.Array
+    longest: int
+
+    @classmethod
+    def of(cls, federation: Federation) -> Store:
+        """The rows of a federation."""
+        f = federation
+        where = (*f.rows("train"), f.n_test)
+        columns = (f.x, f.y, *(a.astype(np.int32) for a in where), f.ids)
+        # With validation rows counted in, so that the folds of a federation share their programs.
+        longest = int((f.n_val + f.n_train).max())
+        return cls(*(everywhere(column) for column in columns), longest=longest)
+
+    def problem(self, model: Model, i: Any, t: Any = 0, order: Order = "random") -> Problem:
+        """The learning problem of client i in round t."""
+        own = self.start[i], self.n_train[i], self.n_test[i]
+        return Problem(model, self.x, self.y, *own, t, self.longest, order)
+
+
+class Job(NamedTuple):
+    """What stays the same from round to round of one run, beside its store of rows."""
+
+    algorithm: Algorithm
+    model: Model
+    key: jax.Array
+
+
+class Simulation:
+    """A federation, an algorithm and a model, ready to run; holds no state of the run itself."""
+
+    def __init__(
+        self, algorithm: Algorithm, model: Model, federation: Federation, *, cohort: int, seed: int = 0,
+        key: jax.Array | None = None, quarter_at: Sequence[int] = (),
+    ) -> None:  # fmt: skip
+        """`key` is what mini-batches are drawn by, if not the seed; step sizes that are not given come from
+        the curvature of the clients' losses; after the rounds `quarter_at` η is divided by four."""
+        if not 1 <= cohort <= federation.clients:
+            raise InputError(
+                f"A cohort of {cohort} cannot be drawn from {federation.clients} clients; "
+                f"choose --cohort between 1 and {federation.clients}."
+            )
+        self.model, self.federation = model, federation
+        self.seed, self.key = seed, jax.random.key(seed) if key is None else key
+        self.judged = Store.of(federation)
+        trained = federation.pooled() if algorithm.pools else federation
+        self.store = Store.of(trained) if algorithm.pools else self.judged
+        self.trained_clients = trained.clients
+        self.cohort = cohort if algorithm.has_global else trained.clients
+        self._by_id = np.argsort(trained.ids, kind="stable")
+        self.quarter_at = tuple(quarter_at)
+        self.algorithm = algorithm
+        if not all(getattr(algorithm, name) for name in algorithm.steps):
+            self.algorithm = algorithm.with_steps(self.smoothness())
+
+    def job(self, t: int) -> Job:
+        """What is the same in all rounds around t."""
+        quarters = sum(t >= at for at in self.quarter_at)
+        algorithm = self.algorithm.slower(0.25**quarters) if quarters else self.algorithm
+        return Job(algorithm, self.model, self.key)
+
+    def same_steps(self, t: int) -> int:
+        """How many rounds from round t on have the same step sizes."""
+        return min((at - t for at in self.quarter_at if at > t), default=MOST_ROUNDS)
+
+    @property
+    def at_once(self) -> int:
+        """How many such runs are fastest together: as many as keep their clients' models in the caches."""
+        models = 2 * self.cohort * sum(leaf.nbytes for leaf in jax.tree.leaves(self.start().w))
+        return max(1, CACHE_BYTES // models)
+
+    def start(self, w: Params | None = None) -> State:
+        """Before the first round, with the first model or another."""
+        w = first_model(self.model, self.seed) if w is None else w
+        one = self.algorithm.init(w)
+        clients = jax.tree.map(lambda a: jnp.broadcast_to(a, (self.trained_clients, *a.shape)), one)
+        return State(0, *everywhere((w, clients)))
+
+    def cohort_of(self, t: int) -> np.ndarray:
+        """The clients of round t, drawn uniformly without replacement, in the order of their ids."""
+        return draw_cohort(self._by_id, self.cohort, self.seed, t)
+
+    def advance(self, state: State, rounds: int) -> tuple[State, bool]:
+        """The state after `rounds` (at most MOST_ROUNDS) more rounds, and whether all of it is finite.
+
+        If not, the state is the one before the round that went wrong.
+        """
+        return advance([self], [state], rounds)[0]
+
+    def update(self, state: State, who: np.ndarray) -> Update:
+        """What clients `who` make of round t and w, stacked: what a deployed client does for itself alone."""
+        update = _update(self.store, self.job(state.t), state, padded(who))
+        return jax.tree.map(lambda a: a[: len(who)], update)
+
+    def answer(self, state: State, who: np.ndarray | None = None) -> tuple[Models, dict[str, np.ndarray]]:
+        """The local and personal models of clients `who` (default: all) in answer to w, stacked."""
+        if self.algorithm.pools:  # no client has a model of its own
+            return Models(), {}
+        who = np.arange(self.federation.clients) if who is None else np.asarray(who)
+        # With full steps, however late: they make personal models what they are.
+        job = Job(self.algorithm, self.model, self.key)
+        models, info = _answer(self.store, job, state, padded(who))
+        models, info = jax.tree.map(lambda a: a[: len(who)], (models, info))
+        return models, {k: np.asarray(v, np.float64) for k, v in info.items()}
+
+    def evaluate(
+        self,
+        state: State,
+        who: np.ndarray | None = None,
+        *,
+        on: Part = "test",
+        train: bool = True,
+        rows: bool = False,
+    ) -> tuple[Evaluation, Models]:
+        """The scores of all models of clients `who` (default: all), and their local and personal models.
+
+        Without `train` only the rows to judge `on` are looked at, which is quicker. With `rows` each of those
+        is kept, for the metrics that need more than sums.
+        """
+        f = self.federation
+        who = np.arange(f.clients) if who is None else np.asarray(who)
+        models, info = self.answer(state, who)
+        kinds = {"global": self.shared(state), **models._asdict()}
+        parts: tuple[Part, ...] = (on, "train") if train else (on,)
+        scores: dict[Part, dict[str, Scores]] = {}
+        for part in parts:
+            blocks = Blocks.cut(*(a[who] for a in f.rows(part)))
+            spread = Spread.of(f.y, blocks, len(who), f.label_unit) if self.model.classes == 0 else None
+            keep, store = f.positive if rows and part == on else None, self.judged
+            scores[part] = {
+                kind: score(self.model, theta, store.x, store.y, blocks, len(who), spread, keep)
+                for kind, theta in kinds.items()
+                if theta is not None
+            }
+        return Evaluation(state.t, who, scores[on], scores.get("train", {}), info), models
+
+    def evaluated(self, clients: int) -> np.ndarray:
+        """So many clients, drawn once for the run, in the order of the federation."""
+        if clients == self.federation.clients:
+            return np.arange(clients)
+        rng = np.random.default_rng([self.seed, 2**32])
+        return np.sort(rng.choice(self.federation.clients, clients, replace=False))
+
+    def shared(self, state: State) -> Params | None:
+        """The global model, if there is one."""
+        return self.algorithm.shared(state.w, state.clients)
+
+    def smoothness(self, batches: int = 32) -> float:
+        """An estimate of L: the largest curvature, at the first w, of clients' losses on so many mini-batches
+        of the size that the algorithm takes; of 256 rows where it takes all."""
+        who = self._by_id[np.linspace(0, self.trained_clients - 1, batches).astype(int)]
+        first, B = first_model(self.model, self.seed), self.algorithm.B
+        first = first.map(lambda leaf: leaf.astype(self.store.x.dtype))
+        return float(_smoothness(self.model, self.store, self.key, first, who, B or 256))
+
+
+def first_model(model: Model, seed: int) -> Params:
+    """w before the first round."""
+    return model.init(jax.random.fold_in(jax.random.key(seed), 2**32 - 1))
+
+
+def draw_cohort(by_id: np.ndarray, cohort: int, seed: int, t: int) -> np.ndarray:
+    """The clients of round t, of those in `by_id`, drawn uniformly without replacement, in the same order."""
+    rng = np.random.default_rng([seed, t])
+    return by_id[np.sort(rng.choice(len(by_id), cohort, replace=False))]
+
+
+def advance(
+    simulations: Sequence[Simulation], states: Sequence[State], rounds: int
+) -> list[tuple[State, bool]]:
+    """`Simulation.advance` of several runs in one program; all stop before a round in which one goes wrong.
+
+    They share the federation and the size of the cohort, and differ in seeds and in floats such as λ alone.
+    A run's result depends on how many there are by rounding, and on which they are not at all.
+    """
+    steady = (sim.same_steps(state.t) for sim, state in zip(simulations, states, strict=True))
+    rounds = min(rounds, MOST_ROUNDS, *steady)
+    if rounds == 0:
+        return [(state, True) for state in states]
+    drawn = [
+        [sim.cohort_of(state.t + k) for k in range(rounds)]
+        for sim, state in zip(simulations, states, strict=True)
+    ]
+    who = np.concatenate(drawn, axis=1)
+    cohort = simulations[0].cohort
+    run = np.repeat(np.arange(len(drawn)), cohort)
+    who = np.stack([padded(members) for members in np.resize(who, (MOST_ROUNDS, len(run)))])
+    jobs = tuple(sim.job(state.t) for sim, state in zip(simulations, states, strict=True))
+    done, finite, after = _advance(
+        simulations[0].store, jobs, tuple(states), padded(run), who.astype(np.int32), rounds, cohort=cohort
+    )
+    return [
+        (state._replace(t=before.t + int(done)), bool(ok))
+        for before, state, ok in zip(states, after, np.asarray(finite), strict=True)
+    ]
+
+
+@partial(jax.jit, static_argnames="cohort")
+def _advance(
+    store: Store,
+    jobs: tuple[Job, ...],
+    states: tuple[State, ...],
+    run: jax.Array,
+    who: jax.Array,
+    rounds: int,
+    cohort: int,
+) -> tuple[jax.Array, jax.Array, list[State]]:
+    """Rounds until `rounds` are done or a number is no longer finite.
+
+    Client who[t, k] is of run[k]; the first `cohort` are of run 0, and so on; what is left over is padding.
+    """
+    job, start = _stacked(jobs), _stacked(states)
+
+    def by_run(a: jax.Array) -> jax.Array:
+        return jnp.reshape(a[: len(jobs) * cohort], (len(jobs), cohort, *a.shape[1:]))
+
+    def unfinished(carry: Any) -> jax.Array:
+        done, finite, _ = carry
+        return (done < rounds) & jnp.all(finite)
+
+    def one_round(carry: Any) -> Any:
+        done, _, state = carry
+        update = _each("client_update", store, job, state, run, who[done])
+        # A row a run; not a sum over all that gives other runs no weight, for zero times infinity is no zero.
+        uploads, count = jax.tree.map(by_run, (update.upload, store.n_train[who[done]]))
+        server = jax.vmap(lambda job, *answers: job.algorithm.server_update(*answers))
+        after = State(
+            state.t + 1,
+            server(job, state.w, uploads, count) if jobs[0].algorithm.has_global else state.w,
+            jax.tree.map(lambda kept, new: kept.at[run, who[done]].set(new), state.clients, update.state),
+        )
+        finite = jax.vmap(lambda *own: Params(own).all_finite())(*after[1:])
+        fine = jnp.all(finite)
+        return done + fine, finite, jax.tree.map(partial(jnp.where, fine), after, state)
+
+    finite = jnp.ones(len(jobs), bool)
+    done, finite, end = lax.while_loop(unfinished, one_round, (jnp.int32(0), finite, start))
+    return done, finite, everywhere([_of(r, end) for r in range(len(jobs))])
+
+
+def _stacked(trees: Sequence[T]) -> T:
+    """One tree whose leaves have a leading axis over `trees`."""
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
+
+
+def _of(run: Any, tree: T) -> T:
+    """The part of a stacked tree that belongs to `run`."""
+    return jax.tree.map(lambda leaf: leaf[run], tree)
+
+
+@jax.jit
+def _update(store: Store, job: Job, state: State, who: jax.Array) -> Update:
+    return _each("client_update", store, _stacked([job]), _stacked([state]), jnp.zeros_like(who), who)
+
+
+@jax.jit
+def _answer(store: Store, job: Job, state: State, who: jax.Array) -> Any:
+    return _each("answer", store, _stacked([job]), _stacked([state]), jnp.zeros_like(who), who)
+
+
+def _each(
+    method: Literal["client_update", "answer"],
+    store: Store,
+    job: Job,
+    state: State,
+    run: jax.Array,
+    who: jax.Array,
+) -> Any:
+    """What client i = who[k] of run[k] makes of (key_i, problem_i, w, state_i), for all k at once."""
+
+    def part(shared: tuple[Store, Job, State], work: tuple[jax.Array, jax.Array]) -> Any:
+        store, job, state = shared
+
+        def client(run: jax.Array, i: jax.Array) -> Any:
+            (algorithm, model, key), w = _of(run, (job, state.w))
+            own_state = jax.tree.map(lambda kept: kept[run, i], state.clients)
+            t = jnp.asarray(state.t)[run]
+            own_key = jax.random.fold_in(jax.random.fold_in(key, t), store.ids[i])
+            problem = store.problem(model, i, t, algorithm.batches)
+            return getattr(algorithm, method)(own_key, problem, w, own_state)
+
+        return jax.vmap(client)(*work)
+
+    return over_devices(part, (store, job, state), (run, who))
+
+
+@partial(jax.jit, static_argnames="rows")
+def _smoothness(
+    model: Model, store: Store, key: jax.Array, w: Params, who: jax.Array, rows: int
+) -> jax.Array:
+    def of_batch(batch: tuple[jax.Array, jax.Array]) -> jax.Array:
+        i, k = batch
+        return curvature(store.problem(model, i).sample(jax.random.fold_in(key, k), rows), w)
+
+    return jnp.max(lax.map(of_batch, (who, jnp.arange(len(who)))))

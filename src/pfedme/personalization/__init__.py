@@ -1,0 +1,1 @@
+"""Models of a finished run for its clients and for newcomers."""

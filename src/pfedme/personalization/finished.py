@@ -1,0 +1,295 @@
+"""What a finished run offers: a model for each of its clients, and for those that come later."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from pfedme import __version__
+from pfedme.algorithms import Alone
+from pfedme.core.models import Model
+from pfedme.core.spec import to_json
+from pfedme.core.tree import Params
+from pfedme.data import Source
+from pfedme.data.federation import Federation
+from pfedme.data.table import Table
+from pfedme.engine.choices import Personalize, Personalized, personalize
+from pfedme.engine.measure import ACCURACY, R2, Measure
+from pfedme.engine.metrics import over_clients
+from pfedme.engine.simulate import Simulation, State
+from pfedme.errors import Diverged, InputError
+from pfedme.files import atomic_write, writing
+from pfedme.runs.folder import Folder, models_file
+from pfedme.runs.run import Run, load
+from pfedme.training.pilot import pilot, with_l2
+
+NEWCOMER_ROWS = (5, 10, 20, 50, 100, 200, 400)
+"""How many training rows newcomers are given, to see from which number on joining pays, and how long."""
+METHODS = ("alone", "global", "fine-tuned", "given", "own-lambda", "recommended")
+"""What is put side by side, where it exists."""
+
+Watch = Callable[[str, int, int], None]
+
+
+def _unwatched(_what: str, _done: int, _of: int) -> None:
+    pass
+
+
+@dataclasses.dataclass(frozen=True)
+class Finished:
+    """A finished run and its shared model."""
+
+    run: Run
+    simulation: Simulation
+    w: Params
+    improving: bool = False
+    """Whether its loss was still falling when it ended."""
+
+    @classmethod
+    def open(cls, path: Path) -> Finished:
+        """The run in a folder."""
+        folder = Folder(path)
+        record = folder.read()
+        if (status := record.get("status")) != "finished":
+            cure = f"'pfedme resume {path}' goes on with it" if status == "running" else "start another"
+            raise InputError(f"The run in {path} has not finished ({status}); {cure}.")
+        try:
+            run = Run.from_json(record["config"])
+        except (KeyError, TypeError) as error:
+            raise InputError(f"{folder.record} is damaged: {error}; start the run again.") from None
+        run.refuse_to_offer()
+        run, simulation = run.prepare()
+        start = simulation.start().w
+        try:
+            w = jnp.asarray(safetensors.numpy.load_file(folder.model)["w"])
+            if w.shape != start.ravel().shape:
+                raise ValueError(f"it has {w.size} numbers, not {start.ravel().size}")
+        except (OSError, KeyError, ValueError, safetensors.SafetensorError) as error:
+            raise InputError(f"{folder.model} cannot be read ({error}); start the run again.") from None
+        improving = bool(record.get("auto", {}).get("improving"))
+        return cls(run, simulation, start.like(w), improving)
+
+    @classmethod
+    def trained(cls, run: Run) -> Finished:
+        """The run, carried out here and now, without a folder."""
+        run, simulation = run.prepare()
+        start = cls(run, simulation, simulation.start().w)
+        return dataclasses.replace(start, w=start.again(simulation.federation))
+
+    @property
+    def given(self) -> float | None:
+        """The run's own λ, if it is pFedMe's."""
+        return getattr(self.run.algorithm, "lam", None)
+
+    def again(self, federation: Federation) -> Params:
+        """The shared model of the same run on another federation."""
+        s = self.simulation
+        again = Simulation(
+            s.algorithm, s.model, federation, cohort=s.cohort, seed=s.seed, quarter_at=s.quarter_at
+        )
+        state: State = again.start()
+        while state.t < self.run.rounds:
+            state, finite = again.advance(state, self.run.rounds - state.t)
+            if not finite:
+                raise Diverged(
+                    f"{self.run.algorithm.name} diverged in round {state.t} of a training for its "
+                    "clients' own models; lower its step size."
+                )
+        return state.w
+
+    def alone(self, federation: Federation) -> tuple[Callable[[Federation], Params], bool]:
+        """What trains the clients of a federation by themselves, with the rounds and the l2 that are best on
+        validation rows; and whether their losses were still falling then."""
+        s, asked = self.simulation, Alone()
+        alone = Simulation(asked, s.model, federation, cohort=federation.clients, seed=s.seed)
+        found = pilot(asked, alone, budget=self.run.budget)
+        assert found.l2 is not None
+        l2 = found.l2
+
+        def train(part: Federation) -> Params:
+            own = Simulation(
+                found.algorithm, s.model, part, cohort=part.clients, seed=s.seed, quarter_at=found.quarter_at
+            )
+            state, finite = with_l2(own.start(), l2), True
+            while finite and state.t < found.rounds:
+                state, finite = own.advance(state, found.rounds - state.t)
+            models = own.answer(state)[0].personal
+            assert models is not None
+            return models
+
+        return train, not found.converged
+
+    def encoded(self, source: Source) -> Federation:
+        """The federation of a source, with a table's rows as numbers in the way of the run's own table."""
+        schema = self.simulation.federation.schema
+        return source.load(schema) if isinstance(source, Table) and schema else load(source)
+
+    def to_members(self, how: Personalize, watch: Watch = _unwatched) -> Personalized:
+        """A model for each client that took part."""
+        return self._offer(self.simulation.federation, self.again, how, watch)
+
+    def to_newcomers(
+        self, newcomers: Federation, how: Personalize, watch: Watch = _unwatched
+    ) -> Personalized:
+        """A model for each client that did not; w has seen none of its rows, so it is judged by any."""
+        own = self.simulation.federation
+        if newcomers.features != own.features:
+            raise InputError(
+                f"The newcomers' rows have {newcomers.features} features, those of the run {own.features}; "
+                "they must be the same ones."
+            )
+        if own.classes and len(unseen := np.setdiff1d(newcomers.y, own.y)):
+            raise InputError(
+                f"The newcomers' rows have label {unseen[0]}, which no client of the run has: a "
+                "label that the federation has never seen needs a run of its own."
+            )
+        return self._offer(newcomers, lambda _: self.w, how, watch)
+
+    def _offer(
+        self, federation: Federation, without: Callable[[Federation], Params], how: Personalize, watch: Watch
+    ) -> Personalized:
+        watch("alone", 0, 1)
+        alone, improving = self.alone(federation)
+        found = personalize(
+            how, self.simulation.model, federation, self.w, without, alone, seed=self.simulation.seed,
+            given=self.given, watch=watch,
+        )  # fmt: skip
+        return dataclasses.replace(found, improving=improving or self.improving)
+
+
+@dataclasses.dataclass(frozen=True)
+class Level:
+    """How newcomers fare who have so many training rows."""
+
+    rows: int
+    clients: int
+    methods: dict[str, dict[str, float]]
+    gain: dict[str, float] | None = None
+    """Of the recommended models over alone: the mean over newcomers, and the `low` and `high` ends of its
+    interval."""
+
+    @property
+    def measure(self) -> Measure:
+        """What models are judged by."""
+        return R2 if any(R2.key in method for method in self.methods.values()) else ACCURACY
+
+
+def newcomer_curve(
+    finished: Finished, newcomers: Federation, how: Personalize, watch: Watch = _unwatched
+) -> list[Level]:
+    """How newcomers fare by the number of their training rows."""
+    sizes = [n for n in NEWCOMER_ROWS if (newcomers.n_train >= n).any()]
+    levels = []
+    for k, rows in enumerate(sizes):
+        watch(f"newcomers with {rows} rows", k, len(sizes))
+        some = newcomers.limit(rows)
+        found = finished.to_newcomers(some, how)
+        methods = {name: summary(found, found.of(name)) for name in names(found)}
+        levels.append(Level(rows, some.clients, methods, found.mean_gain("alone")._asdict()))
+    return levels
+
+
+def names(found: Personalized) -> list[str]:
+    """The methods that are put side by side."""
+    known = {c.name for c in found.candidates} | {"own-lambda", "recommended"}
+    return [name for name in METHODS if name in known]
+
+
+def summary(found: Personalized, right: np.ndarray) -> dict[str, float]:
+    """The accuracy (or R²) of a method that is `right` about test rows: over all of them, over clients and in
+    the worst tenth of these.
+
+    `harmed` is the share of clients that it leaves more than one point below alone, beyond their interval.
+    """
+    own = over_clients(found.accuracy(right))
+    if own is None:
+        raise InputError("No client has test rows, so that no model can be judged.")
+    return {
+        found.measure.key: float(right.mean()),
+        "mean": own["mean"],
+        "worst_decile": own["worst_decile"],
+        "harmed": float(found.harmed(right)[found.tested].mean()),
+    }
+
+
+def clients_csv(found: Personalized, federation: Federation) -> str:
+    """A row per client: what it chose, and what that gains over training alone and over the global model."""
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    models, key = ("recommended", "alone", "global"), found.measure.key
+    table.writerow(
+        ["client", "n_train", "n_test", "choice", "lam", *(f"{name}_{key}" for name in models),
+         "gain_over_alone", "gain_over_alone_ci95", "gain_over_global", "gain_over_global_ci95"]
+    )  # fmt: skip
+    accuracies = [found.accuracy(found.of(name)) for name in models]
+    gains = [column for name in ("alone", "global") for column in found.gain(found.of(name))]
+    for i in range(found.clients):
+        tested = federation.n_test[i] > 0
+        numbers = [f"{c[i]:.6f}" if tested else "" for c in (*accuracies, *gains)]
+        chosen = found.candidates[found.choice[i]]
+        table.writerow(
+            [federation.name(i), int(federation.n_train[i]), int(federation.n_test[i]),
+             chosen.name, "" if chosen.name == "alone" else f"{chosen.lam:g}", *numbers]
+        )  # fmt: skip
+    return text.getvalue()
+
+
+def document(found: Personalized, how: Personalize) -> dict[str, Any]:
+    """personalized.json: each method's accuracy, and how many clients chose what."""
+    chosen = [found.candidates[k] for k in found.choice]
+    labels = [c.label for c in found.candidates]
+    return {
+        "version": __version__,
+        "personalize": to_json(how),
+        "methods": {name: summary(found, found.of(name)) for name in names(found)},
+        "gain": {
+            name: {"mean": gain.mean, "ci95": gain.high - gain.mean}
+            for name in ("alone", "global")
+            for gain in [found.mean_gain(name, 0.95)]
+        },
+        "verdict": found.verdict().to_json(),
+        "chosen": {label: sum(c.label == label for c in chosen) for label in labels},
+    }
+
+
+def write(path: Path, found: Personalized, model: Model, federation: Federation, how: Personalize) -> None:
+    """personalized.csv, .json, .png and .safetensors in a folder."""
+    from pfedme.report.gain import gain_figure
+
+    summed_up = json.dumps(document(found, how), indent=1) + "\n"
+    content = models_file(
+        {"theta": np.asarray(found.theta.ravel(1))}, model, federation, range(federation.clients)
+    )
+    with writing(path):
+        path.mkdir(parents=True, exist_ok=True)
+        atomic_write(path / "personalized.csv", clients_csv(found, federation))
+        atomic_write(path / "personalized.png", gain_figure(found, federation))
+        atomic_write(Folder(path).offered, content)
+        atomic_write(path / "personalized.json", summed_up)
+
+
+def write_newcomers(path: Path, levels: Sequence[Level]) -> None:
+    """newcomers.csv and .png in a folder."""
+    from pfedme.report.gain import newcomer_figure
+
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(["rows", "clients", "method", "mean", "worst_decile"])
+    for level in levels:
+        for name, values in level.methods.items():
+            numbers = [f"{values[k]:.6f}" for k in ("mean", "worst_decile")]
+            table.writerow([level.rows, level.clients, name, *numbers])
+    with writing(path):
+        path.mkdir(parents=True, exist_ok=True)
+        atomic_write(path / "newcomers.csv", text.getvalue())
+        atomic_write(path / "newcomers.png", newcomer_figure({"": levels}))

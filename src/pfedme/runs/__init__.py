@@ -1,0 +1,1 @@
+"""A run as it is described, and what it leaves behind."""

@@ -1,0 +1,168 @@
+"""A run's folder: what is in it, and how it is read, written and refused."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from pfedme import __version__
+from pfedme.core.models import Model
+from pfedme.data.federation import Federation
+from pfedme.engine.metrics import Blocks
+from pfedme.errors import InputError
+from pfedme.files import atomic_write, refuse_file, writing
+
+LATER = (
+    "personalized.csv", "personalized.json", "personalized.png", "personalized.safetensors",
+    "newcomers.csv", "newcomers.png", "report.html", "test_rows.csv", "test_rows.parquet",
+)  # fmt: skip
+"""What is made of a finished run, and so is not true of another one."""
+
+OWN = "own"
+"""The kind of a model that is the user's own code, which no file describes."""
+
+EVENTS = "events.out.tfevents.*"
+"""Names of TensorBoard's event files."""
+
+
+class Folder:
+    """A run's folder: record.json, and while it is unfinished checkpoint.safetensors."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.record = path / "record.json"
+        self.checkpoint = path / "checkpoint.safetensors"
+        self.model = path / "model.safetensors"
+        self.offered = path / "personalized.safetensors"
+        self.clients = path / "clients.csv"
+        self.curves = path / "curves.png"
+
+    def refuse(self, *, force: bool) -> None:
+        """Raises an error if the folder cannot be one, or holds something that would be lost."""
+        refuse_file(self.path)
+        if self.record.exists() and not force:
+            if (status := self.status()) == "running":
+                raise InputError(
+                    f"{self.path} holds an unfinished run; 'pfedme resume {self.path}' continues it, "
+                    "--force starts over."
+                )
+            raise InputError(
+                f"{self.path} holds a {status} run; choose another --out, or --force to overwrite it."
+            )
+        if not self.record.exists() and self.path.exists() and any(self.path.iterdir()) and not force:
+            raise InputError(f"{self.path} is not empty and holds no run; choose another --out, or --force.")
+
+    def claim(self) -> None:
+        """Makes the folder, without what an earlier run left in it."""
+        with writing(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            for old in (self.record, self.checkpoint, self.model, self.clients, self.curves):
+                old.unlink(missing_ok=True)
+            for name in LATER:
+                (self.path / name).unlink(missing_ok=True)
+            for old in (self.path / "tensorboard").glob(EVENTS):
+                old.unlink()
+
+    def read(self) -> dict[str, Any]:
+        """The record."""
+        try:
+            record = json.loads(self.record.read_text())
+        except FileNotFoundError:
+            raise InputError(f"There is no run in {self.path}: it has no record.json.") from None
+        except (OSError, ValueError) as error:
+            raise InputError(f"{self.record} cannot be read ({error}); start the run again.") from None
+        if not (isinstance(record, dict) and isinstance(record.get("config"), dict)):
+            raise InputError(f"{self.record} is not the record of a run; start the run again.")
+        return record
+
+    def status(self) -> str:
+        """`running`, `finished` or `diverged`."""
+        return self.read().get("status", "")
+
+    def client_names(self) -> list[str]:
+        """The clients that were evaluated, as clients.csv lists them; none without it."""
+        if not self.clients.exists():
+            return []
+        with self.clients.open(newline="", encoding="utf-8") as file:
+            return [row["client"] for row in csv.DictReader(file)]
+
+    def write_checkpoint(self, tensors: dict[str, np.ndarray], about: dict[str, Any]) -> None:
+        """The state of an unfinished run, with a checksum."""
+        signed = about | {"sha256": _digest(tensors, about)}
+        content = safetensors.numpy.save(tensors, {"pfedme": json.dumps(signed)})
+        atomic_write(self.checkpoint, content)
+
+    def read_checkpoint(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        """What `write_checkpoint` was given, once it is known to be whole."""
+        try:
+            with safetensors.safe_open(self.checkpoint, framework="numpy") as file:
+                about = json.loads(file.metadata()["pfedme"])
+                names = file.keys()
+                tensors = {name: file.get_tensor(name) for name in names}
+            whole = about.pop("sha256") == _digest(tensors, about)
+        except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
+            raise InputError(self.bad_checkpoint(f"cannot be read ({error})")) from None
+        if not whole:
+            raise InputError(self.bad_checkpoint("is damaged: its checksum does not match"))
+        return tensors, about
+
+    def bad_checkpoint(self, what: str) -> str:
+        """What is wrong with the checkpoint, and the cure."""
+        return (
+            f"The checkpoint {self.checkpoint} {what}; delete {self.checkpoint.name} to start from round 0 "
+            f"by 'pfedme resume {self.path}'."
+        )
+
+
+def models_file(
+    tensors: dict[str, np.ndarray], model: Model, federation: Federation, who: Sequence[int] | np.ndarray
+) -> bytes:
+    """Models' parameters and what is needed to use them; `theta` has a row for each client of `who`."""
+    about: dict[str, Any] = {
+        "version": __version__,
+        "model": _about(model),
+        "clients": [int(federation.ids[i]) for i in who],
+    }
+    if len(who):
+        blocks = Blocks.cut(*(values[list(who)] for values in federation.rows("test")))
+        about["block"] = len(blocks.offset)
+    if federation.names:
+        about["names"] = [federation.names[i] for i in who]
+    if federation.schema:
+        about["schema"] = federation.schema.to_json()
+    # One key, because safetensors does not keep the order of several.
+    return safetensors.numpy.save(tensors, {"pfedme": json.dumps(about)})
+
+
+def _about(model: Model) -> dict[str, Any]:
+    """What is needed to use a model; of one that is the user's own code, what it is called."""
+    try:
+        return model.about()
+    except NotImplementedError:
+        return {"kind": OWN, "class": f"{type(model).__module__}:{type(model).__qualname__}"}
+
+
+def read_models(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """The parameters that `models_file` was given, and what it tells about them."""
+    try:
+        with safetensors.safe_open(path, framework="numpy") as file:
+            names = file.keys()
+            return {name: file.get_tensor(name) for name in names}, json.loads(file.metadata()["pfedme"])
+    except (OSError, KeyError, ValueError, TypeError, safetensors.SafetensorError) as error:
+        raise InputError(f"{path} cannot be read ({error}); make the run again.") from None
+
+
+def _digest(tensors: dict[str, np.ndarray], about: dict[str, Any]) -> str:
+    digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
+    for name in sorted(tensors):
+        digest.update(name.encode())
+        digest.update(np.ascontiguousarray(tensors[name]).tobytes())
+    return digest.hexdigest()

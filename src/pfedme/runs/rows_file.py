@@ -1,0 +1,129 @@
+"""The test rows of a run, and what its models make of them: the file from which any metric can be computed.
+
+A row for each test row of each client that was evaluated. Its columns are
+
+- `file` and `row`: the file of the table and the number of the row in it, from 1, as in messages; for data
+  that comes from no file, `file` is empty and `row` counts the rows of the client,
+- `client` and `label`,
+- for each model MODEL that the record tells of (`global`, `local`, `personal`): `MODEL_prediction` and, for
+  classes, `MODEL_probability_CLASS`.
+
+It is test_rows.csv, or test_rows.parquet where the CSV file would be large; see `CSV_CELLS` and `MOST_CELLS`.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import polars as pl
+from jax import lax
+
+from pfedme.core.models import Model
+from pfedme.core.tree import Params
+from pfedme.engine.devices import over_devices
+from pfedme.engine.metrics import Blocks
+from pfedme.engine.simulate import Simulation
+from pfedme.files import atomic_write
+
+NAMES = ("test_rows.csv", "test_rows.parquet")
+CSV_CELLS = 1_000_000
+"""Cells up to which the file is CSV."""
+MOST_CELLS = 100_000_000
+"""Cells beyond which there is no such file."""
+
+
+def write_rows(
+    path: Path, simulation: Simulation, who: np.ndarray, models: Mapping[str, Params | None]
+) -> None:
+    """Writes the file into a folder; `models` are shared by all, or stacked, one for each client of `who`."""
+    f = simulation.federation
+    kinds = {kind: theta for kind, theta in models.items() if theta is not None}
+    cells = int(f.n_test[who].sum()) * (4 + len(kinds) * (1 + f.classes))
+    if cells > MOST_CELLS:
+        return
+    table = rows_table(simulation, who, kinds)
+    if cells <= CSV_CELLS:
+        atomic_write(path / NAMES[0], table.write_csv())
+    else:
+        content = io.BytesIO()
+        table.write_parquet(content)
+        atomic_write(path / NAMES[1], content.getvalue())
+
+
+def rows_table(simulation: Simulation, who: np.ndarray, kinds: Mapping[str, Params]) -> pl.DataFrame:
+    """The table of clients `who`; see the top of this file."""
+    f = simulation.federation
+    blocks = Blocks.cut(*(a[who] for a in f.rows("test")))
+    place, owner = blocks.rows(), who[blocks.owner()]
+    if f.origin is None:
+        file, row = pl.Series([None] * len(place), dtype=pl.String), place - f.start[owner] + 1
+    else:
+        heights = [height for _, height in f.files]
+        starts = np.cumsum([0, *heights])[:-1]
+        which = np.searchsorted(starts, f.origin[place], side="right") - 1
+        names = pl.Series([name for name, _ in f.files], dtype=pl.String)
+        file, row = names[which], f.origin[place] - starts[which] + 1
+    clients = pl.Series([f.name(int(i)) for i in who], dtype=pl.String)
+    labels = np.array(f.schema.labels if f.schema else [str(k) for k in range(f.classes)])
+    columns: dict[str, Any] = {
+        "file": file,
+        "row": row.astype(np.int64),
+        "client": clients[blocks.owner()],
+        "label": labels[f.y[place]] if f.classes else f.labels_in_units()[place],
+    }
+    for kind, scores in _scores(simulation, kinds, blocks).items():
+        if not f.classes:
+            mean = f.schema.label_mean if f.schema else 0.0
+            columns[f"{kind}_prediction"] = mean + f.label_unit * scores[:, 0].astype(np.float64)
+            continue
+        columns[f"{kind}_prediction"] = labels[np.argmax(scores, axis=1)]
+        odds = np.exp(scores.astype(np.float64) - scores.max(axis=1, keepdims=True, initial=-np.inf))
+        odds /= odds.sum(axis=1, keepdims=True)
+        for k, label in enumerate(labels):
+            columns[f"{kind}_probability_{label}"] = odds[:, k].astype(np.float32)
+    return pl.DataFrame(columns)
+
+
+def _scores(simulation: Simulation, kinds: Mapping[str, Params], blocks: Blocks) -> dict[str, np.ndarray]:
+    """Each model's scores of the rows in `blocks`, a row each."""
+    if not len(blocks.client):
+        outputs = max(1, simulation.federation.classes)
+        return {kind: np.zeros((0, outputs), np.float32) for kind in kinds}
+    client, start, valid = blocks.padded()
+    x = simulation.judged.x
+    length = min(len(blocks.offset), len(x))
+    # A block that would reach past the store begins earlier, as it did when the models were evaluated.
+    first = np.minimum(start, len(x) - length)
+    own = np.arange(length) - (start - first)[:, None]
+    own = (own >= 0) & (own < valid[:, None])
+    found = _block_scores(simulation.model, dict(kinds), x, first, client, length=length)
+    return {kind: np.asarray(scores).swapaxes(1, 2)[own] for kind, scores in found.items()}
+
+
+@partial(jax.jit, static_argnames="length")
+def _block_scores(
+    model: Model, kinds: dict[str, Params], x: jax.Array, first: jax.Array, client: jax.Array, length: int
+) -> dict[str, jax.Array]:
+    """The scores of each block of `length` rows of x, block × score × row."""
+    single = jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0)))[0].ndim
+
+    def part(shared: tuple[Model, dict[str, Params], jax.Array], work: tuple[jax.Array, jax.Array]) -> Any:
+        model, kinds, x = shared
+
+        def one(block: tuple[jax.Array, jax.Array]) -> dict[str, jax.Array]:
+            first, client = block
+            rows = lax.dynamic_slice_in_dim(x, first, length)
+            return {
+                kind: model.scores(theta if jax.tree.leaves(theta)[0].ndim == single else theta[client], rows)
+                for kind, theta in kinds.items()
+            }
+
+        return lax.map(one, work)
+
+    return over_devices(part, (model, kinds, x), (first, client))

@@ -1,0 +1,307 @@
+"""One run, described completely: what a record stores and what a command line says."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import shlex
+from collections.abc import Hashable, Sequence
+from functools import lru_cache
+from typing import Any, Literal
+
+import jax
+import numpy as np
+
+from pfedme.algorithms import ALGORITHMS, Algorithm, PFedMe
+from pfedme.core.models import MODELS, Description
+from pfedme.core.spec import Count, Index, Seed, Share, build, check, parse_names, to_json
+from pfedme.data import DATA, Source, pinned
+from pfedme.data.federation import Federation
+from pfedme.data.schema import is_number, listed
+from pfedme.data.table import OPTIONS, Table, joined
+from pfedme.engine.choices import Personalize
+from pfedme.engine.measure import MetricName, metric_for
+from pfedme.engine.simulate import Simulation
+from pfedme.errors import InputError, unknown
+from pfedme.runs.foreign import OwnModel, StandIn, from_record, name_of, recorded, refuse_stand_ins
+
+NUMBERS = ("rounds", "cohort", "seed", "eval_every", "eval_clients")
+"""The fields of a run that are numbers, by which name they are also options of the command line."""
+MOST_COHORT = 100
+"""Clients that are drawn in a round, if nothing else is asked for."""
+CHOICES = ("metric", "class_weights")
+"""The fields that are one of a few names, options too."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Run:
+    """Everything that determines a result."""
+
+    algorithm: Algorithm
+    data: Source
+    model: Description | OwnModel
+    rounds: Index = 0
+    """T: communication rounds; 0 trains until the loss on validation rows has stopped falling."""
+    cohort: Count | None = None
+    """S: clients drawn in each round; 100, or all if there are fewer."""
+    seed: Seed = 0
+    """Seed of the initial model, the cohorts and the mini-batches."""
+    eval_every: Count | None = None
+    """Rounds between two evaluations of all models of all clients; a twentieth of all if not given."""
+
+    eval_clients: Count | None = None
+    """How many clients are evaluated; all, or 1,000 where there are more than 10,000."""
+
+    budget: Count = 1500
+    """The most rounds of a training that ends when the loss has stopped falling."""
+    quarter_at: tuple[int, ...] = ()
+    """Rounds after which the step size eta is divided by four, such as 100-150."""
+    holdout_clients: Share | tuple[str, ...] | None = None
+    """Share of the clients, or their names, that take no part and come as newcomers when the run has
+    finished."""
+    personalize: Personalize | None = None
+    """How clients find models of their own when the run has finished; not at all if not given."""
+
+    metric: MetricName | None = None
+    """What models are judged by: for classes accuracy, or AUC where one of two is rare, and for quantities R²
+    if not given."""
+    class_weights: Literal["balanced"] | None = None
+    """balanced: in training, the rows of each class weigh as much as those of any other; alike if not
+    given."""
+
+    def to_json(self) -> dict[str, Any]:
+        """This run as JSON values."""
+        return {
+            "algorithm": recorded(self.algorithm, ALGORITHMS),
+            "data": recorded(self.data, DATA),
+            "model": recorded(self.model, MODELS),
+            **{name: getattr(self, name) for name in NUMBERS},
+            # What came later is left out where it is not used, so that earlier records stay what they are.
+            **({"budget": self.budget} if not self.rounds or self.budget != Run.budget else {}),
+            **({"quarter_at": list(self.quarter_at)} if self.quarter_at else {}),
+            **({"holdout_clients": _listed(self.holdout_clients)} if self.holdout_clients else {}),
+            **({"personalize": to_json(self.personalize)} if self.personalize else {}),
+            **{name: value for name in CHOICES if (value := getattr(self, name)) is not None},
+        }
+
+    def digest(self) -> str:
+        """A short name made of all that determines this run, which stays the same when options are added."""
+        parts = {"algorithm": self.algorithm, "data": self.data, "model": self.model, "run": self}
+        told = {
+            what: {
+                field.name: repr(value)
+                for field in dataclasses.fields(part)
+                if (value := getattr(part, field.name)) != field.default and field.name not in parts
+            }
+            for what, part in parts.items()
+        }
+        names = [name_of(self.algorithm, ALGORITHMS), name_of(self.data, DATA), name_of(self.model, MODELS)]
+        named = [*names, told]
+        return hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()[:16]
+
+    @classmethod
+    def from_json(cls, config: dict[str, Any]) -> Run:
+        """The inverse of `to_json`."""
+
+        how, later = config.get("personalize"), config.get("holdout_clients")
+        return cls(
+            algorithm=from_record("algorithm", config["algorithm"], ALGORITHMS),
+            data=from_record("data", config["data"], DATA),
+            model=from_record("model", config["model"], MODELS),
+            **{name: config[name] for name in NUMBERS},
+            budget=config.get("budget", cls.budget), quarter_at=tuple(config.get("quarter_at", ())),
+            holdout_clients=tuple(later) if isinstance(later, list) else later,
+            personalize=None if how is None else build(Personalize, how, "personalize"),
+            metric=config.get("metric"), class_weights=config.get("class_weights"),
+        )  # fmt: skip
+
+    def command(self) -> str:
+        """The command that makes this run again; for rows that are in no file, the call in Python."""
+        if isinstance(self.data, Table) and not self.data.path:
+            return self._call(self.data)
+        words = ["pfedme", "run", name_of(self.algorithm, ALGORITHMS)]
+        data = self.data
+        words += data.words() if isinstance(data, Table) else ["--data", _text(name_of(data, DATA), data)]
+        words += ["--model", _text(name_of(self.model, MODELS), self.model)]
+        if self.personalize:
+            words += ["--personalize", _text(self.personalize.name, self.personalize)]
+        for name in (*NUMBERS, "holdout_clients", *CHOICES):
+            if (value := getattr(self, name)) is not None:
+                text = joined(value) if isinstance(value, tuple) else str(value)
+                words += [f"--{name.replace('_', '-')}", "auto" if name == "rounds" and not value else text]
+        if self.budget != Run.budget or not self.rounds:
+            words += ["--budget", str(self.budget)]
+        if self.quarter_at:
+            words += ["--quarter-at", "-".join(map(str, self.quarter_at))]
+        for name, value in recorded(self.algorithm, {}).items():
+            if value is not None and name != "name":
+                words += [f"--{name.replace('_', '-')}", str(value)]
+        return shlex.join(words)
+
+    def _call(self, table: Table) -> str:
+        """The call of `pfedme.train` that makes this run again, where `frame` is the user's own."""
+        names = (*OPTIONS, "test_frame")
+        own = {f.name: getattr(table, f.name) for f in dataclasses.fields(table) if f.name in names}
+        given = {
+            f.name: own[f.name] for f in dataclasses.fields(table) if own.get(f.name, f.default) != f.default
+        }
+        held = {"frame": "frame", **{k: k if k == "test_frame" else repr(v) for k, v in given.items()}}
+        rows = ", ".join(f"{name}={value}" for name, value in held.items())
+        algorithm, model = (
+            _text(self.algorithm.name, self.algorithm),
+            _text(name_of(self.model, MODELS), self.model),
+        )
+        numbers = {name: getattr(self, name) for name in ("rounds", "cohort", "seed", "eval_every")}
+        rest = ", ".join(f"{name}={value}" for name, value in numbers.items())
+        return f"pfedme.train({algorithm!r}, pfedme.Table({rows}), model={model!r}, {rest})"
+
+    def program(self) -> Hashable:
+        """What two runs have in common if one compiled program can carry out both, at the same pace."""
+        shape = jax.tree.structure((self.algorithm, self.model))
+        numbers = (getattr(self, name) for name in (*NUMBERS, "class_weights") if name != "seed")
+        # Newcomers are drawn by seed: runs that hold clients out have federations of their own.
+        return shape, self.data, *numbers, (self.holdout_clients, self.seed if self.holdout_clients else None)
+
+    def prepare(self) -> tuple[Run, Simulation]:
+        """This run with every default filled in, and its simulation; loads the data."""
+        check(self, "the run")
+        if self.quarter_at and not self.rounds:
+            raise InputError(
+                f"--quarter-at {'-'.join(map(str, self.quarter_at))} is for a given number of rounds; give "
+                "--rounds too, or leave it out."
+            )
+        refuse_stand_ins(self.algorithm, self.data, self.model)
+        check(self.algorithm, f"algorithm '{self.algorithm.name}'")
+        if self.personalize or self.holdout_clients:
+            self.refuse_to_offer()
+        federation = self.parties()[0]
+        if self.rechooses:
+            federation = federation.hold_out(0, Personalize.folds)
+        cohort = self.cohort or min(MOST_COHORT, federation.clients)
+        eval_clients = self.eval_clients or (federation.clients if federation.clients <= 10_000 else 1_000)
+        if eval_clients > federation.clients:
+            raise InputError(f"--eval-clients {eval_clients} is more than the {federation.clients} clients.")
+        described = self.model.settled(federation.features, federation.shape)
+        metric_for(federation, self.metric)  # whether it fits
+        model = described.build(federation.features, federation.classes)
+        if self.class_weights:
+            model = dataclasses.replace(model, class_weights=balanced_weights(federation))
+        full = dataclasses.replace(
+            self, data=pinned(self.data), model=described, cohort=cohort, eval_clients=eval_clients,
+        )  # fmt: skip
+        if self.rounds:
+            full = full.lasting(self.rounds)
+        return full, Simulation(
+            self.algorithm, model, federation, cohort=cohort, seed=self.seed, quarter_at=self.quarter_at
+        )
+
+    def lasting(self, rounds: int) -> Run:
+        """This run with so many rounds."""
+        return dataclasses.replace(self, rounds=rounds, eval_every=self.eval_every or max(1, rounds // 20))
+
+    @property
+    def rechooses(self) -> bool:
+        """Whether clients choose a λ of their own while they train."""
+        return isinstance(self.algorithm, PFedMe) and self.algorithm.rechoose > 0
+
+    def refuse_to_offer(self) -> None:
+        """Raises an error if clients cannot be offered models when this run has finished."""
+        if not self.algorithm.has_global:
+            raise InputError(
+                f"{self.algorithm.name} trains no shared model that a client could start from; use a run of "
+                "another algorithm."
+            )
+        if self.rechooses:
+            raise InputError(
+                "A run with --rechoose chooses by the rows that would judge its clients' models afterwards; "
+                "personalize a run without it."
+            )
+
+    def parties(self) -> tuple[Federation, Federation | None]:
+        """The clients that take part, and those that come later, if any do."""
+        federation = load(self.data)
+        if self.holdout_clients is None:
+            return federation, None
+        later = self._later(federation)
+        if not 0 < len(later) < federation.clients:
+            raise InputError(
+                f"--holdout-clients {self.held_out}: of {federation.clients} clients that leaves "
+                f"{len(later)} newcomers and {federation.clients - len(later)} to train with; both must be "
+                "there."
+            )
+        stay = np.setdiff1d(np.arange(federation.clients), later)
+        return federation.take(stay), federation.take(later)
+
+    def _later(self, federation: Federation) -> np.ndarray:
+        """The clients that come later, by their places in the federation."""
+        if isinstance(self.holdout_clients, tuple):
+            return named_clients(federation, self.holdout_clients)
+        later = round((self.holdout_clients or 0) * federation.clients)
+        order = np.random.default_rng([self.seed, 2**33]).permutation(federation.clients)
+        return np.sort(order[:later])
+
+    @property
+    def held_out(self) -> str:
+        """The clients that come later, in words: `20 % of the clients`, or their names."""
+        later = self.holdout_clients
+        if isinstance(later, tuple):
+            return listed(later, quote=False)
+        return f"{100 * (later or 0):g} % of the clients"
+
+
+def parse_held_out(text: str) -> float | tuple[str, ...]:
+    """A share of clients, or clients' names, joined by commas; a whole number is a name.
+
+    >>> parse_held_out("0.2"), parse_held_out("Dayton,Seattle"), parse_held_out("3")
+    (0.2, ('Dayton', 'Seattle'), ('3',))
+    """
+    return float(text) if is_number(text) and not text.strip().isdecimal() else parse_names(text)
+
+
+def named_clients(federation: Federation, names: Sequence[str]) -> np.ndarray:
+    """The places of clients with these names, in the order of the federation."""
+    known = {federation.name(i): i for i in range(federation.clients)}
+    for name in names:
+        if name not in known:
+            share = " A share of the clients must be above 0 and below 1." if is_number(name) else ""
+            raise InputError(f"--holdout-clients: {unknown('client', name, known)}{share}")
+    return np.sort([known[name] for name in set(names)])
+
+
+def balanced_weights(federation: Federation) -> tuple[float, ...]:
+    """Weights of the classes that make them count alike in the training rows of all clients: n / (C n_c) for
+    the n_c of n rows that have class c, of C classes that occur. Their mean over these rows is 1."""
+    if not federation.classes:
+        raise InputError(
+            "--class-weights balanced is for classes, and the label is a quantity; leave it out."
+        )
+    counts = federation.train_labels
+    there = counts > 0
+    weights = np.where(there, counts.sum() / (there.sum() * np.maximum(counts, 1)), 1.0)
+    return tuple(weights.tolist())
+
+
+def load(source: Source) -> Federation:
+    """The federation of a source; the last two are kept."""
+    return _load(pinned(source))
+
+
+@lru_cache(maxsize=2)
+def _load(source: Source) -> Federation:
+    return source.load()
+
+
+def _listed(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _text(name: str, thing: Any) -> str:
+    """`name:field=value,...` with the fields that are not at their defaults."""
+    pairs = []
+    for field in () if isinstance(thing, OwnModel | StandIn) else dataclasses.fields(thing):
+        value = getattr(thing, field.name)
+        if value != field.default:
+            shown = "-".join(map(str, value)) if isinstance(value, tuple) else value
+            pairs.append(f"{field.name}={shown}")
+    return name + (":" + ",".join(pairs) if pairs else "")

@@ -1,0 +1,236 @@
+"""Several algorithms, and several seeds of each, on the same data."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pfedme.core.spec import check
+from pfedme.engine.verdict import Verdict
+from pfedme.errors import InputError, Interrupted
+from pfedme.files import atomic_write, refuse_file, writing
+from pfedme.report.figures import curves
+from pfedme.report.tables import KINDS, clearly_best, comparison_csv, mean_std, measure
+from pfedme.runs.folder import Folder
+from pfedme.runs.run import Run
+from pfedme.runs.scores import verdict_of
+from pfedme.training.execute import EVERYTHING, Progress, Wanted, begin, carry_out, reopen
+from pfedme.training.track import Tracking, described, from_json
+from pfedme.training.trackers import Tracker
+
+PLAN = "compare.json"
+
+Watch = Callable[[str, int, Progress], None]
+"""Told the label of a run, its place in the plan, and its progress."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """Finished runs: the records by algorithm, a list over seeds."""
+
+    records: dict[str, list[dict[str, Any]]]
+    verdict: Verdict | None = None
+    """Whether joining pays, if both that and alone were tried."""
+
+    @property
+    def finals(self) -> dict[str, list[dict[str, Any]]]:
+        """The last evaluations, of the runs that did not diverge."""
+        return {name: [r["final"] for r in records if r["final"]] for name, records in self.records.items()}
+
+    @property
+    def histories(self) -> dict[str, list[list[dict[str, Any]]]]:
+        """All evaluations, of the same."""
+        return {name: [r["history"] for r in records if r["final"]] for name, records in self.records.items()}
+
+    def best(self, out: Path) -> set[tuple[str, str]]:
+        """(algorithm, model) of each kind of model that is better than all others of its kind beyond noise,
+        paired over clients, and over all rows too. Clients' values are from their tables below `out`, in the
+        mean over seeds. What one central table would give competes with none."""
+        what, found = measure(self.finals), set()
+        values = {name: self._of_clients(out, name, what.key) for name in self.records if name != "pooled"}
+        for kind in KINDS:
+            rivals = {name: own[kind] for name, own in values.items() if kind in own}
+            if len({len(own) for own in rivals.values()}) != 1:
+                continue
+            name = clearly_best(rivals, what.lower)
+            over_all = {rival: mean_std(self.finals[rival], kind) for rival in rivals}
+            shown = {rival: what.orientation * value[0] for rival, value in over_all.items() if value}
+            if name and shown.get(name) == max(shown.values()):
+                found.add((name, kind))
+        return found
+
+    def _of_clients(self, out: Path, name: str, key: str) -> dict[str, np.ndarray]:
+        """Each client's metric by an algorithm's models, in the mean over seeds."""
+        tables = []
+        for record in self.records[name]:
+            file = Folder(out / name / f"seed-{record['config']['seed']}").clients
+            if not record["final"] or not file.exists():
+                return {}
+            with file.open(newline="", encoding="utf-8") as rows:
+                tables.append([*csv.DictReader(rows)])
+        columns = {}
+        for kind in KINDS:
+            cells = [[row.get(f"{kind}_{key}") for row in table] for table in tables]
+            if cells and len({len(own) for own in cells}) == 1 and any(any(own) for own in cells):
+                numbers = np.array([[float(v) if v else np.nan for v in own] for own in cells])
+                columns[kind] = numbers.mean(axis=0)
+        return columns
+
+    @property
+    def failures(self) -> list[str]:
+        """Why the others diverged."""
+        return [r["reason"] for records in self.records.values() for r in records if not r["final"]]
+
+
+def compare(
+    runs: Sequence[Run],
+    seeds: int,
+    out: Path,
+    *,
+    force: bool = False,
+    watch: Watch = lambda *_: None,
+    track: Sequence[Tracker] = (),
+) -> Comparison:
+    """Carries out each run with `seeds` seeds, in folders of their own below `out`; each is tracked alone."""
+    plan = out / PLAN
+    refuse_file(out)
+    if out.exists() and any(out.iterdir()) and not force:
+        raise InputError(
+            f"{out} holds a comparison; 'pfedme resume {out}' finishes it if it is unfinished; "
+            "choose another --out, or --force to overwrite it."
+            if plan.exists()
+            else f"{out} is not empty and holds no comparison; choose another --out, or --force."
+        )
+    jobs = [
+        (label, dataclasses.replace(run, seed=run.seed + k), f"{label}/seed-{run.seed + k}")
+        for label, run in zip(_labels(runs), runs, strict=True)
+        for k in range(seeds)
+    ]
+    for run in runs:  # whatever is wrong with a run shows here, before anything is touched
+        check(dataclasses.replace(run, seed=run.seed + seeds - 1), "the run")
+        run.prepare()
+    tracked = {folder: [tracker.below(folder) for tracker in track] for _, _, folder in jobs}
+    for folder, trackers in tracked.items():
+        Tracking.begin(trackers, out / folder, force=force)
+    with writing(out):
+        out.mkdir(parents=True, exist_ok=True)
+        document = [
+            {
+                "label": label,
+                "folder": folder,
+                "config": run.to_json(),
+                **({"track": described(tracked[folder])} if track else {}),
+            }
+            for label, run, folder in jobs
+        ]
+        for _, _, folder in jobs:
+            (out / folder / "record.json").unlink(missing_ok=True)
+        atomic_write(plan, json.dumps({"runs": document}, indent=1))
+    return resume_comparison(out, [run for _, run, _ in jobs], watch=watch)
+
+
+def resume_comparison(
+    out: Path, runs: Sequence[Run] | None = None, *, watch: Watch = lambda *_: None
+) -> Comparison:
+    """Goes on with a comparison: finished runs are read, unfinished ones are resumed, the rest is run.
+
+    `runs` are those of the plan, where they are at hand.
+    """
+    jobs = read_plan(out)
+    runs = runs or [Run.from_json(job["config"]) for job in jobs]
+    try:
+        carry_out_plan(
+            [(job["label"], run, out / job["folder"]) for job, run in zip(jobs, runs, strict=True)], watch,
+            track=[from_json(job.get("track", ())) for job in jobs],
+        )  # fmt: skip
+    except Interrupted:
+        raise Interrupted(out) from None
+    ran = [(job["label"], out / job["folder"], Folder(out / job["folder"]).read()) for job in jobs]
+    records: dict[str, list[dict[str, Any]]] = {}
+    for label, _, record in ran:
+        records.setdefault(label, []).append(record)
+    verdict = verdict_of(ran)
+    comparison = Comparison(records, verdict)
+    with writing(out):
+        document = {"runs": jobs, **({"verdict": verdict.to_json()} if verdict else {})}
+        atomic_write(out / PLAN, json.dumps(document, indent=1, allow_nan=False))
+        atomic_write(out / "compare.csv", comparison_csv(comparison.finals))
+        atomic_write(out / "compare.png", curves(comparison.histories))
+    return comparison
+
+
+def carry_out_plan(
+    plan: Sequence[tuple[str, Run, Path]],
+    watch: Watch = lambda *_: None,
+    wanted: Wanted = EVERYTHING,
+    track: Sequence[Sequence[Tracker]] = (),
+) -> None:
+    """Brings the run of each (label, run, folder) to its end, those that can share a program at once.
+
+    `track` has the trackers of each, if any are to follow them.
+
+    What a folder already holds is kept. A run that diverges says so in its record, and the others go on.
+    """
+    for places in _groups([run for _, run, _ in plan]):
+        executions = []
+        for place in places:
+            label, run, path = plan[place]
+            folder = Folder(path)
+
+            def tell(progress: Progress, label: str = label, place: int = place) -> None:
+                watch(label, place, progress)
+
+            if not folder.record.exists():
+                trackers = track[place] if track else ()
+                executions.append(begin(run, path, force=True, watch=tell, wanted=wanted, track=trackers))
+            elif (status := folder.status()) == "running":
+                executions.append(reopen(path, watch=tell, wanted=wanted))
+            else:
+                if status == "finished":  # and perhaps killed just then
+                    folder.checkpoint.unlink(missing_ok=True)
+                tell(Progress(run.rounds, run.rounds, None))
+        carry_out(executions, lanes=len(places))
+
+
+def _groups(runs: Sequence[Run]) -> list[list[int]]:
+    """The places of runs that differ in seeds and floats alone, no more together than is fast."""
+    alike: dict[Any, list[int]] = {}
+    for place, run in enumerate(runs):
+        alike.setdefault(run.program(), []).append(place)
+    groups = []
+    for places in alike.values():
+        most = runs[places[0]].prepare()[1].at_once
+        groups += [places[k : k + most] for k in range(0, len(places), most)]
+    return groups
+
+
+def read_plan(out: Path) -> list[dict[str, Any]]:
+    """The runs of a comparison: `label`, `folder` and `config` of each.
+
+    They are the list `runs` of compare.json, or all of it in one that was begun before there were verdicts.
+    """
+    try:
+        document = json.loads((out / PLAN).read_text())
+        jobs = document if isinstance(document, list) else document["runs"]
+        for job in jobs:
+            Run.from_json(job["config"])
+            from_json(job.get("track", ()))
+            if not (isinstance(job["label"], str) and isinstance(job["folder"], str)):
+                raise TypeError("label and folder must be texts")
+        if not jobs:
+            raise ValueError("it is empty")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{out / PLAN} cannot be read ({error}); start the comparison again.") from None
+    return jobs
+
+
+def _labels(runs: Sequence[Run]) -> list[str]:
+    """The algorithms' names, numbered where one comes twice."""
+    names = [run.algorithm.name for run in runs]
+    return [n if names.count(n) == 1 else f"{n}-{names[: k + 1].count(n)}" for k, n in enumerate(names)]

@@ -1,0 +1,278 @@
+"""What nobody gave: the number of rounds, smaller steps at the end, and clients' l2, all by validation rows.
+
+A pilot trains with a fifth of each client's training rows held out. It doubles the rounds until that no
+longer lowers the loss on them. The run itself then trains on all training rows with what the pilot has found.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pfedme.algorithms import Algorithm, Alone
+from pfedme.algorithms.alone import STRENGTHS
+from pfedme.data.federation import Federation, Part
+from pfedme.engine.choices import choose, row_score
+from pfedme.engine.devices import everywhere
+from pfedme.engine.metrics import Blocks, outcomes
+from pfedme.engine.simulate import Simulation, State, advance
+from pfedme.errors import Diverged
+
+FOLDS = 5
+"""One of so many parts of each client's training rows is for validation."""
+SMALL = 1000
+"""A client with fewer training rows chooses its l2 by all parts in turn, one with more by the first."""
+CAUTION = 0.5
+"""A weaker l2 must be better by so many standard errors, for a client with many rows."""
+FEW = 100
+"""With n rows, it must be better by √(1 + FEW/n) times as many: a few rows tell their own noise badly."""
+FIRST = 4
+"""Rounds with full steps at first."""
+ENOUGH = 32
+"""Rounds with full steps below which training has not converged, whatever the losses say."""
+END = 0.5
+"""Rounds with smaller steps at the end, as a share of those with full ones."""
+TOLERANCE = 1e-3
+"""By how much twice the rounds must lower the loss, as a share of what it is without any learning."""
+ROSE = 0.01
+"""By how much, in the same unit, the loss on training rows may rise before steps count as too large."""
+RETRIES = 6
+"""How often a training that diverges begins again with a quarter of its steps."""
+UNJUDGED = 100
+"""Rounds where no client has enough rows to hold some out."""
+
+Watch = Callable[[int], None]
+
+
+class Pilot(NamedTuple):
+    """What a pilot has found."""
+
+    algorithm: Algorithm
+    """With its step sizes."""
+    rounds: int
+    quarter_at: tuple[int, ...]
+    """Rounds after which η is divided by four."""
+    converged: bool
+    validation: dict[str, float]
+    """The loss of each kind of model on validation rows after so many rounds."""
+    thresholds: dict[str, float]
+    """Of two classes: the best threshold on validation rows for each kind of model."""
+    retries: int = 0
+    """How often it diverged and began again with smaller steps."""
+    l2: np.ndarray | None = None
+    """The strength that each client has chosen, if they do."""
+
+
+def chooses_l2(algorithm: Algorithm) -> bool:
+    """Whether clients find an l2 strength of their own."""
+    return isinstance(algorithm, Alone) and algorithm.l2 == "own"
+
+
+def with_l2(state: State, l2: np.ndarray) -> State:
+    """The state before the first round of `alone` with these strengths, one for each client that trains."""
+    theta, _ = state.clients
+    return state._replace(clients=everywhere((theta, jnp.asarray(l2, jnp.float32))))
+
+
+def pilot(
+    asked: Algorithm,
+    simulation: Simulation,
+    *,
+    budget: int,
+    rounds: int = 0,
+    quarter_at: tuple[int, ...] = (),
+    who: np.ndarray | None = None,
+    watch: Watch = lambda _: None,
+) -> Pilot:
+    """Finds what is not given. `asked` is the algorithm as it was asked for, with 0 for a step size that was
+    not given, and `simulation` that of the run itself.
+
+    With `rounds`, training takes so many, and only l2 is chosen. Raises `Diverged` if steps that were given
+    are too large.
+    """
+    held = simulation.federation
+    held = held if np.any(held.n_val) else held.hold_out(0, FOLDS)
+    if not np.any(held.n_val):
+        l2 = np.full(simulation.trained_clients, STRENGTHS[0]) if chooses_l2(asked) else None
+        return Pilot(simulation.algorithm, rounds or UNJUDGED, quarter_at, True, {}, {}, l2=l2)
+    steps, retries = simulation.algorithm, 0
+    while True:
+        course = Course(steps, simulation, held, who)
+        try:
+            if rounds:
+                found = course.given(rounds, quarter_at, watch)
+            else:
+                found = course.until_converged(budget, watch)
+            break
+        except Diverged:
+            if retries == RETRIES or (steps := slower(asked, steps)) is None:
+                raise
+            retries += 1
+    found = found._replace(retries=retries)
+    state = course.best[0]
+    if chooses_l2(asked):
+        choice = _choose(course, found, simulation, watch)
+        found = found._replace(l2=np.array(STRENGTHS)[choice])
+        lanes, own = [state.clients for state in course.best], np.arange(len(choice))
+        state = state._replace(clients=jax.tree.map(lambda *all: jnp.stack(all)[choice, own], *lanes))
+    if held.classes == 2:
+        judged = course.simulation.evaluate(state, course.who, on="validation", train=False, rows=True)[0]
+        found = found._replace(thresholds=judged.thresholds())
+    return found
+
+
+def slower(asked: Algorithm, steps: Algorithm) -> Algorithm | None:
+    """The algorithm with a quarter of each step size that was not asked for; None if all were."""
+    own = {name: 0.25 * getattr(steps, name) for name in steps.steps if not getattr(asked, name)}
+    return dataclasses.replace(steps, **own) if own else None
+
+
+class Course:
+    """A training whose models are judged by validation rows; with l2 to choose, one for each strength."""
+
+    def __init__(
+        self, algorithm: Algorithm, simulation: Simulation, held: Federation, who: np.ndarray | None
+    ) -> None:
+        s = simulation
+        self.simulation = Simulation(
+            algorithm, s.model, held, cohort=min(s.cohort, held.clients), seed=s.seed, key=s.key
+        )
+        self.held = held
+        self.who = np.arange(held.clients) if who is None else who
+        start = self.simulation.start()
+        self.states = self.best = [start]
+        if chooses_l2(algorithm):
+            clients = self.simulation.trained_clients
+            self.states = self.best = [with_l2(start, np.full(clients, l2)) for l2 in STRENGTHS]
+        parts: tuple[Part, ...] = ("validation", "train")
+        self.blocks = {part: Blocks.cut(*(a[self.who] for a in held.rows(part))) for part in parts}
+        self.scale = unlearned_loss(held.y[self.blocks["train"].rows()], held.classes)
+
+    @property
+    def t(self) -> int:
+        """The round that comes next."""
+        return self.states[0].t
+
+    def advance(self, to: int, quarter_at: tuple[int, ...], watch: Watch) -> None:
+        """Trains until round `to`."""
+        self.simulation.quarter_at = quarter_at
+        while self.t < to:
+            news = advance([self.simulation] * len(self.states), self.states, to - self.t)
+            self.states = [state for state, _ in news]
+            if not all(finite for _, finite in news):
+                raise self.diverged()
+            watch(self.t)
+
+    def diverged(self) -> Diverged:
+        """The error for steps that are too large."""
+        return Diverged(f"{self.simulation.algorithm.name} diverged in round {self.t} of its pilot.")
+
+    def row_scores(self, states: Sequence[State], part: Part) -> dict[str, np.ndarray]:
+        """How well each kind of model does, by `row_score`: a row a state, a column a row of the part."""
+        simulation, blocks, store = self.simulation, self.blocks[part], self.simulation.judged
+        found: dict[str, list[np.ndarray]] = {}
+        for state in states:
+            personal = simulation.answer(state, self.who)[0].personal
+            for kind, theta in (("global", simulation.shared(state)), ("personal", personal)):
+                if theta is not None:
+                    made = outcomes(simulation.model, theta, store.x, store.y, blocks)
+                    if not made.finite:
+                        raise self.diverged()
+                    found.setdefault(kind, []).append(row_score(made))
+        return {kind: np.stack(scores) for kind, scores in found.items()}
+
+    def owner(self, part: Part = "validation") -> np.ndarray:
+        """The client that trains the model of each row."""
+        owner = self.blocks[part].owner()
+        return np.zeros_like(owner) if self.simulation.algorithm.pools else owner
+
+    def losses(self, part: Part = "validation") -> dict[str, float]:
+        """The mean loss of each kind of model that a client would be given.
+
+        Where clients choose a strength, it is that of the best one for each on validation rows, and that of
+        the weakest on training rows.
+        """
+        states = self.states if part == "validation" else self.states[-1:]
+        owner, found = self.owner(part), {}
+        for kind, scores in self.row_scores(states, part).items():
+            sums = np.stack([np.bincount(owner, -own) for own in scores])
+            found[kind] = float(sums.min(axis=0).sum() / max(1, len(owner)))
+        return found
+
+    def until_converged(self, budget: int, watch: Watch) -> Pilot:
+        """Doubles the rounds until that no longer helps, or the budget is used up.
+
+        Rounds with full steps go on from one length to the next. The end of each length is tried apart: half
+        as many rounds again, with a quarter, a sixteenth and a 64th of η.
+        """
+        best, least, found = np.inf, 10 * self.scale, None
+        full, most, trunk = FIRST, max(1, int(budget / (1 + END))), self.states
+        while True:
+            full = min(full, most)
+            self.states = trunk
+            self.advance(full, (), watch)
+            trunk = self.states
+            third = min(max(1, round(END * full / 3)), (budget - full) // 3)
+            quarter_at = (full, full + third, full + 2 * third)
+            self.advance(full + 3 * third, quarter_at, watch)
+            losses = self.losses()
+            loss, trained = _mean(losses), _mean(self.losses("train"))
+            if not trained < least + ROSE * self.scale:
+                raise self.diverged()
+            least = min(least, trained)
+            level = full >= ENOUGH and loss > best - TOLERANCE * self.scale
+            if loss < best or found is None:
+                best, self.best = loss, self.states
+                found = Pilot(self.simulation.algorithm, self.t, quarter_at, False, losses, {})
+            if level or full == most:
+                return found._replace(converged=level)
+            full *= 2
+
+    def given(self, rounds: int, quarter_at: tuple[int, ...], watch: Watch) -> Pilot:
+        """Trains for so many rounds."""
+        self.advance(rounds, quarter_at, watch)
+        self.best = self.states
+        return Pilot(self.simulation.algorithm, rounds, quarter_at, True, self.losses(), {})
+
+
+def _choose(course: Course, found: Pilot, simulation: Simulation, watch: Watch) -> np.ndarray:
+    """The place among STRENGTHS that is best for each client on its validation rows, of several about as good
+    the strongest; clients with few rows choose by all of them, held out in turn."""
+    federation, pools = simulation.federation, simulation.algorithm.pools
+    courses = [(course, course.who)]
+    rows = federation.n_train.sum(keepdims=True) if pools else federation.n_train
+    few = np.flatnonzero(rows < SMALL)
+    if len(few) and not np.any(federation.n_val):
+        some = federation if pools else federation.take(few)
+        for fold in range(1, FOLDS):
+            again = Course(found.algorithm, simulation, some.hold_out(fold, FOLDS), None)
+            again.given(found.rounds, found.quarter_at, watch)
+            courses.append((again, few))
+    scores, owners = [], []
+    for judged, who in courses:
+        (own,) = judged.row_scores(judged.best, "validation").values()
+        scores.append(own.T)
+        owners.append(judged.owner() if pools else who[judged.owner()])
+    caution = CAUTION * np.sqrt(1 + FEW / np.maximum(rows, 1))
+    return choose(np.concatenate(scores), np.concatenate(owners), len(rows), caution)
+
+
+def _mean(losses: dict[str, float]) -> float:
+    return float(np.mean(list(losses.values())))
+
+
+def unlearned_loss(y: np.ndarray, classes: int) -> float:
+    """The loss of always predicting how often each label occurs, or the labels' mean.
+
+    >>> round(unlearned_loss(np.array([0, 1, 0, 1]), 2), 4)  # log 2
+    0.6931
+    """
+    if classes == 0:
+        return float(np.var(y) / 2) or 1.0
+    share = np.bincount(y.astype(int), minlength=classes) / max(1, len(y))
+    return float(-np.sum(share * np.log(np.where(share > 0, share, 1)))) or 1.0

@@ -1,0 +1,230 @@
+"""A search for hyperparameters carried out; it can be stopped at any moment and goes on.
+
+Of each client's training rows a part is held out. A trial trains on the others, and its score is the
+accuracy, or another metric, over all clients' held-out rows of the model that matters: the personal one where
+there is one, else the global one. Test rows are never read.
+
+What is tried next is addressed, not threaded: it is a function of the seed and of the trials that have
+finished, whatever was interrupted between them. So a search that was killed ends as if it had not been.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import optuna
+from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
+from optuna.trial import FrozenTrial, Trial, TrialState
+
+from pfedme.engine.measure import ACCURACY, R2, Measure, metric_for
+from pfedme.engine.metrics import Blocks
+from pfedme.engine.simulate import Simulation
+from pfedme.errors import InputError, RunError
+from pfedme.files import atomic_write, writing
+from pfedme.report.trials import trials_csv, trials_md
+from pfedme.runs.run import Run
+from pfedme.tuning.search import Search
+from pfedme.tuning.study_storage import opened, refuse
+
+TRIALS = 30
+"""Trials of a TPE search if no number is given."""
+ENOUGH = 20
+"""Complete trials from which it can be told what mattered."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Tried:
+    """A trial that has ended."""
+
+    number: int
+    state: Literal["complete", "pruned", "diverged", "interrupted"]
+    settings: dict[str, Any]
+    accuracy: float | None
+    """On validation rows, after `rounds` rounds; R² in a regression, or the metric that was chosen. None if
+    it diverged or was interrupted."""
+    rounds: int
+    model: str | None
+    """Which model was judged, `personal` or `global`; None if the trial was stopped."""
+
+    @classmethod
+    def of(cls, trial: FrozenTrial, search: Search, measure: Measure) -> Tried:
+        """A trial as Optuna keeps it, to whom more is always better."""
+        about = trial.user_attrs
+        accuracy = None if trial.value is None else measure.orientation * trial.value
+        rounds = max(trial.intermediate_values, default=0)
+        if trial.state == TrialState.FAIL:
+            state = "interrupted"
+        elif "diverged" in about:
+            state, accuracy, rounds = "diverged", None, about["diverged"]
+        else:
+            state = "complete" if trial.state == TrialState.COMPLETE else "pruned"
+        return cls(trial.number, state, search.settings(trial.params), accuracy, rounds, about.get("model"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Tuning:
+    """What a search has found so far."""
+
+    search: Search
+    trials: tuple[Tried, ...]
+    mattered: dict[str, float]
+    """Each hyperparameter's share in what set the best trials apart; empty if too few are complete."""
+    measure: Measure = ACCURACY
+    """What trials are judged by."""
+
+    @property
+    def best(self) -> list[Tried]:
+        """The complete trials, the best first, and of two that are alike the earlier one."""
+        complete = [trial for trial in self.trials if trial.state == "complete"]
+        return sorted(complete, key=lambda trial: -self.measure.orientation * (trial.accuracy or 0.0))
+
+    @property
+    def finished(self) -> int:
+        """How many trials count: all but those that were interrupted."""
+        return sum(trial.state != "interrupted" for trial in self.trials)
+
+    @property
+    def run(self) -> Run:
+        """The run with the best settings, which trains on all training rows."""
+        return self.search.run_with(self.best[0].settings)
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """What a watcher of a search is told after every evaluation."""
+
+    finished: int
+    trials: int
+    round: int
+    """Of the trial under way."""
+    rounds: int
+    best: float | None
+    """The best score of a complete trial."""
+    measure: Measure = ACCURACY
+
+
+Watch = Callable[[Step], None]
+
+
+def tune(search: Search, trials: int | None, out: Path, *, watch: Watch = lambda _: None) -> Tuning:
+    """Carries out a search in the folder `out`, or goes on with it, until so many trials have finished.
+
+    Without a number they are 30, or all points of the grid.
+    """
+    refuse(out, search)
+    bench = Bench(search)
+    grid = search.grid() if search.how == "grid" else []
+    wanted = min(trials or len(grid), len(grid)) if grid else trials or TRIALS
+    with writing(out, " Make room, then the same command goes on."), opened(out, search) as study:
+        while (tuning := report(study, search, out, bench.measure)).finished < wanted:
+            best = tuning.best[0].accuracy if tuning.best else None
+            step = Step(tuning.finished, wanted, 0, search.run.rounds, best, bench.measure)
+            trial = ask(study, search, grid, tuning.finished)
+            score = bench.attempt(trial, lambda t, step=step: watch(dataclasses.replace(step, round=t)))
+            study.tell(trial, score, TrialState.PRUNED if score is None else TrialState.COMPLETE)
+    if not tuning.best:
+        raise RunError(f"All {tuning.finished} trials diverged; fix a smaller step, such as --eta 0.001.")
+    return tuning
+
+
+def report(study: optuna.Study, search: Search, out: Path, measure: Measure) -> Tuning:
+    """What has been found so far, also written into the folder."""
+    ended = [trial for trial in study.get_trials(deepcopy=False) if trial.state.is_finished()]
+    tried = tuple(Tried.of(trial, search, measure) for trial in ended)
+    tuning = Tuning(search, tried, mattered(study, search), measure)
+    atomic_write(out / "trials.csv", trials_csv(tuning))
+    atomic_write(out / "tune.md", trials_md(tuning))
+    return tuning
+
+
+def ask(study: optuna.Study, search: Search, grid: list[dict[str, Any]], finished: int) -> Trial:
+    """The trial that comes after so many finished ones."""
+    if grid and not study.get_trials(states=(TrialState.WAITING,)):
+        study.enqueue_trial(grid[finished])
+    elif not grid:
+        seed = int(np.random.SeedSequence([search.run.seed, finished]).generate_state(1)[0])
+        with quiet():
+            # Together, not one by one: the steps that are stable depend on each other and on λ.
+            study.sampler = optuna.samplers.TPESampler(
+                seed=seed, n_startup_trials=search.drawn, multivariate=True, constant_liar=False
+            )
+    return study.ask(search.space)
+
+
+class Bench:
+    """Where trials are carried out: the federation with rows held out."""
+
+    def __init__(self, search: Search) -> None:
+        self.search = search
+        self.run, whole = search.run.prepare()
+        self.federation = whole.federation.hold_out(0, search.folds)
+        self.model, self.cohort = whole.model, whole.cohort
+        self.who = whole.evaluated(self.run.eval_clients or whole.federation.clients)
+        self.measure, _ = metric_for(whole.federation, search.run.metric)
+        self.sums = self.measure in (ACCURACY, R2)  # what does not need every row
+        rows = Blocks.cut(*(a[self.who] for a in self.federation.rows("validation"))).rows()
+        if not len(rows):
+            raise InputError(
+                f"No client has {search.folds} training rows, of which one could be kept to judge by; "
+                "give clients more rows, or choose settings by hand with 'pfedme run'."
+            )
+        alike = ("r2", "auc", "balanced_accuracy", "recall", "precision", "f1")
+        if self.measure.key in alike and not np.ptp(self.federation.y[rows]):
+            raise InputError(
+                "The labels of all rows that were kept to judge by are alike, so that nothing can be told by "
+                f"{self.measure.name}; give clients more rows, or choose settings by hand with 'pfedme run'."
+            )
+
+    def attempt(self, trial: Trial, watch: Callable[[int], None]) -> float | None:
+        """The score of a trial; None if it was stopped."""
+        run = self.search.run_with(self.search.settings(trial.params))
+        simulation = Simulation(
+            run.algorithm, self.model, self.federation, cohort=self.cohort, seed=run.seed,
+            quarter_at=run.quarter_at,
+        )  # fmt: skip
+        state, accuracy, kind = simulation.start(), None, None
+        for stop in self.search.stops():
+            finite = True
+            while finite and state.t < stop:
+                state, finite = simulation.advance(state, stop - state.t)
+            evaluation = None
+            if finite:
+                evaluation, _ = simulation.evaluate(
+                    state, self.who, on="validation", train=False, rows=not self.sums
+                )
+            if not (evaluation and evaluation.finite):
+                # Told to Optuna as pruned rather than as failed, because TPE learns from those.
+                trial.set_user_attr("diverged", state.t)
+                return None
+            kind = "personal" if "personal" in evaluation.test else "global"
+            score = evaluation.test[kind].over_all_rows(self.measure.key)
+            # What is undefined, as precision is where nothing is called positive, is worst.
+            accuracy = self.measure.orientation * (0.0 if score is None else score)
+            trial.report(accuracy, state.t)
+            watch(state.t)
+            if state.t < run.rounds and trial.should_prune():
+                return None
+        trial.set_user_attr("model", kind)
+        return accuracy
+
+
+def mattered(study: optuna.Study, search: Search) -> dict[str, float]:
+    """Each hyperparameter's share in what set the best trials apart, by PED-ANOVA."""
+    if len(search.space) < 2 or len(study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))) < ENOUGH:
+        return {}
+    with quiet():
+        return get_param_importances(study, evaluator=PedAnovaImportanceEvaluator(), params=[*search.space])
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Optuna's warnings that something is experimental are for its developers."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
