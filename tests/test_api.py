@@ -19,7 +19,7 @@ from pfedme.cli import main
 from pfedme.core.problem import Problem
 from pfedme.core.spec import Positive
 from pfedme.errors import InputError
-from pfedme.personalization.finished import Finished
+from pfedme.personalization.finished import FinishedRun
 from pfedme.runs.run import Run
 
 DATA = "synthetic:clients=4,rows=40,features=5,classes=3"
@@ -155,7 +155,7 @@ def test_an_algorithm_of_ones_own_is_recorded_and_read_back(tmp_path: Path):
     assert config["algorithm"]["name"] == f"{__name__}:Halves"
     assert config["algorithm"]["share"] == 0.25
     assert Run.from_json(config).algorithm == mine
-    assert Finished.open(tmp_path / "run").run == result.run
+    assert FinishedRun.open(tmp_path / "run").run == result.run
     page = embedded(tmp_path / "run" / "report.html")
     assert page["groups"][0]["label"] == "halves"
     # Two rounds by hand.

@@ -31,7 +31,7 @@ from test_mnist import write_digits
 from pfedme.algorithms import ALGORITHMS, Algorithm, PerFedAvg, PFedMe
 from pfedme.cli import main
 from pfedme.core.convolution import stage
-from pfedme.core.models import CNN, Convolutional, Model, Network, from_about, parse_model
+from pfedme.core.models import CNN, Convolutional, Model, Network, model_from_json, parse_model
 from pfedme.core.problem import Loss, Problem
 from pfedme.core.tree import Params
 from pfedme.data import parse_data
@@ -242,8 +242,8 @@ def test_pfedme_solves_its_inner_problem():
     ],
 )
 def test_a_model_can_be_written_down_and_read_again(model: Model):
-    document = json.loads(json.dumps(model.about()))
-    again = from_about(document)
+    document = json.loads(json.dumps(model.to_json()))
+    again = model_from_json(document)
     assert again == model
     assert_same_bits(model.init(jax.random.key(2)), again.init(jax.random.key(2)))
     assert document["features"] == 4 if isinstance(model, Network) else 72
@@ -264,9 +264,9 @@ ABOUT = {"kind": "cnn", "features": 36, "classes": 3, "shape": [6, 6], "channels
     ],
 )
 def test_a_damaged_description_is_refused(change: dict, said: str):
-    assert from_about(ABOUT) == Convolutional(shape=(6, 6), classes=3, channels=(2,), hidden=())
+    assert model_from_json(ABOUT) == Convolutional(shape=(6, 6), classes=3, channels=(2,), hidden=())
     with pytest.raises(InputError, match=said):
-        from_about({**ABOUT, **change})
+        model_from_json({**ABOUT, **change})
 
 
 @pytest.mark.parametrize(
@@ -283,7 +283,7 @@ def test_a_damaged_description_is_refused(change: dict, said: str):
 )
 def test_what_a_cnn_cannot_be_is_refused(text: str, features: int, said: str):
     with pytest.raises(InputError, match=said):
-        parse_model(text).settled(features)
+        parse_model(text).with_defaults(features)
 
 
 @pytest.mark.parametrize("text", ["cnn:channels=8-0", "cnn:kernel=0", "cnn:shape=a-b", "cnn:hidden=1.5"])
@@ -293,8 +293,8 @@ def test_what_no_cnn_can_be_is_refused_at_once(text: str):
 
 
 def test_the_shape_is_the_datas_unless_it_is_given():
-    assert CNN().settled(784, (28, 28)).shape == (28, 28)
-    assert CNN(shape=(14, 56)).settled(784, (28, 28)).shape == (14, 56)
+    assert CNN().with_defaults(784, (28, 28)).shape == (28, 28)
+    assert CNN(shape=(14, 56)).with_defaults(784, (28, 28)).shape == (14, 56)
     assert CNN().build(3072, 10, (32, 32, 3)).shape == (32, 32, 3)
 
 
@@ -355,4 +355,4 @@ def test_mnist_is_images_of_28_by_28(tmp_path: Path, partition: str):
     write_digits(tmp_path / "idx", 30)
     fed = parse_data(f"mnist:path={tmp_path / 'idx'},partition={partition}").load()
     assert fed.shape == fed.take([0, 1]).shape == fed.hold_out(0, 5).shape == (28, 28)
-    assert parse_model("cnn").settled(fed.features, fed.shape) == CNN(shape=(28, 28))
+    assert parse_model("cnn").with_defaults(fed.features, fed.shape) == CNN(shape=(28, 28))

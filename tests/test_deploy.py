@@ -17,7 +17,7 @@ import pytest
 from pfedme.algorithms import Algorithm, Alone, FedAvg, FedAvgFT, PerFedAvg, PFedMe
 from pfedme.core.models import DNN, MLR
 from pfedme.data.table import Table
-from pfedme.deploy.book import Book, carry_out, note
+from pfedme.deploy.book import DeploymentRecord, carry_out, note
 from pfedme.deploy.client import Client
 from pfedme.deploy.judge import scores_shape, unfit
 from pfedme.deploy.messages import GONE, Content, Kind, Refusal, Reply
@@ -129,7 +129,7 @@ def deployed(tmp_path: Path, plan: Plan, room: Room, *, resume: bool = False, na
     if not resume:
         for client in room.clients.values():
             client.pins.begin()
-    book = Book(plan, out, "pfedme server")
+    book = DeploymentRecord(plan, out, "pfedme server")
     carry_out(Server(plan, room, book.tell), book, resume=resume)
     return out
 

@@ -24,7 +24,7 @@ from pfedme.experiments.effects import BASE, EFFECTS
 from pfedme.experiments.finding import Finding, judge
 from pfedme.experiments.paper import CELLS, FULL, PRINTED, QUICK, TINY
 from pfedme.experiments.reproduce import EXPERIMENTS, KNOWN, expand, reproduce
-from pfedme.experiments.study import Estimate, Study, Wish, best, last
+from pfedme.experiments.study import Estimate, PlannedRun, Study, best, last
 from pfedme.runs.folder import Folder
 from pfedme.training.compare import Watch
 from pfedme.training.execute import Progress
@@ -301,7 +301,7 @@ def test_an_interrupted_reproduction_goes_on(tmp_path: Path):
             raise KeyboardInterrupt
 
     wishes = [
-        Wish(dataclasses.replace(w.run, rounds=4), 2)
+        PlannedRun(dataclasses.replace(w.run, rounds=4), 2)
         for w in table1.cell_wishes(TINY, "synthetic", "mlr", "released").values()
     ]
 
@@ -324,8 +324,8 @@ def test_a_run_that_diverges_is_shown_as_such(tmp_path: Path):
     broken = dataclasses.replace(wish.run, algorithm=dataclasses.replace(wish.run.algorithm, eta=1e38))
     study = Study(tmp_path, "")
     with compiling(optimised=False):
-        study.carry_out([Wish(broken, 2)])
-    assert str(study.accuracy(Wish(broken, 2), "global", last)) == "diverged"
+        study.carry_out([PlannedRun(broken, 2)])
+    assert str(study.accuracy(PlannedRun(broken, 2), "global", last)) == "diverged"
 
 
 # --- the command

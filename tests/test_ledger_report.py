@@ -17,7 +17,7 @@ from test_html_report import HOSTILE, assert_drawn, close, shown
 from pfedme.algorithms import FedAvg, PFedMe
 from pfedme.cli import main
 from pfedme.core.models import MLR
-from pfedme.deploy.book import Book
+from pfedme.deploy.book import DeploymentRecord
 from pfedme.deploy.plan import Plan
 from pfedme.deploy.server import Stopped
 from pfedme.runs.ledger import Outcome, Part, ledger_csv
@@ -37,7 +37,7 @@ def folder(
     names = sorted({part.client for part in parts})
     rounds = max((part.round for part in parts), default=1)
     plan = Plan(algorithm=FedAvg(**QUICK), model=MLR(), rounds=rounds, cohort=4, min_clients=1)
-    Book(plan, out, f"pfedme server --rounds {rounds}").write_record(
+    DeploymentRecord(plan, out, f"pfedme server --rounds {rounds}").write_record(
         status, None, changes.pop("reason", None)
     )
     record = json.loads((out / "record.json").read_text())

@@ -22,7 +22,7 @@ from live import LABEL, LIAR, NAMES, TRICKSTER, Live, federation, soon, table
 
 from pfedme.algorithms import Algorithm, FedAvg, PerFedAvg, PFedMe
 from pfedme.deploy.flower import BUNDLE, FOREIGN
-from pfedme.deploy.processes import Kept, await_health, environment
+from pfedme.deploy.processes import SupervisedProcess, await_health, environment
 
 pytestmark = pytest.mark.slow
 
@@ -213,7 +213,7 @@ def test_a_client_runs_no_program_but_its_own(tmp_path: Path):
         )
         words = ["flower-superlink", "--insecure", "--host", live.host, "--port", str(live.port)]
         words += ["--disable-runtime-dependency-installation"]
-        with Kept(words, tmp_path / "link.log", home) as link:
+        with SupervisedProcess(words, tmp_path / "link.log", home) as link:
             await_health(link, live.host, live.port, None)
             live.client("east", trust=["--insecure"])
             soon(lambda: "Connected to" in live.said("east"), 60, "a connection")

@@ -28,11 +28,11 @@ from pfedme.engine.choices import (
     Personalized,
     candidates,
     choose,
+    lambda_path,
     paired,
     personalize,
     rounds_to_choice,
     row_score,
-    walk,
     with_own_lambdas,
 )
 from pfedme.engine.metrics import Blocks, Outcomes, outcomes, over_clients
@@ -40,7 +40,7 @@ from pfedme.engine.simulate import Simulation, Store
 from pfedme.errors import InputError, Interrupted
 from pfedme.experiments import gain
 from pfedme.experiments.study import Study
-from pfedme.personalization.finished import Finished, newcomer_curve, summary
+from pfedme.personalization.finished import FinishedRun, newcomer_curve, summary
 from pfedme.runs.run import Run
 from pfedme.training.execute import Progress, execute, resume
 
@@ -144,7 +144,7 @@ def test_a_point_of_the_path_is_stationary():
     lams = (3.0, 0.3)
     offered = [Candidate("personal", lam, how.steps) for lam in lams]
     with compiling(optimised=False):
-        walked = walk(
+        walked = lambda_path(
             how, model, fed, w, None, offered, jax.random.key(0), np.arange(3), Blocks.cut(*fed.rows("test"))
         )
         far = []
@@ -419,7 +419,7 @@ def test_a_run_leaves_its_clients_models(run: Path):
 
 
 def test_newcomers_are_not_in_the_federation(run: Path):
-    finished = Finished.open(run)
+    finished = FinishedRun.open(run)
     members, newcomers = finished.run.parties()
     assert newcomers is not None
     assert set(members.ids) | set(newcomers.ids) == set(range(6))
@@ -500,7 +500,7 @@ def test_the_run_says_how_it_is_made_again(run: Path):
 
 
 def test_a_shared_model_trained_again_is_the_same(run: Path):
-    finished = Finished.open(run)
+    finished = FinishedRun.open(run)
     with compiling(optimised=False):
         again = finished.again(finished.simulation.federation)
     np.testing.assert_allclose(
@@ -616,12 +616,12 @@ def test_the_study_covers_the_range():
 
 
 def test_newcomers_with_more_rows_than_there_are_are_left_out(run: Path):
-    finished = Finished.open(run)
+    finished = FinishedRun.open(run)
     with compiling(optimised=False):
         assert newcomer_curve(finished, federation_like(finished, 4), HOW) == []
 
 
-def federation_like(finished: Finished, rows: int) -> Federation:
+def federation_like(finished: FinishedRun, rows: int) -> Federation:
     """Clients with so many training rows, who fit the run."""
     own = finished.simulation.federation
     return own.limit(rows)

@@ -50,9 +50,9 @@ time.sleep(600)
 HOLDER = """
 import sys, time
 from pathlib import Path
-from pfedme.deploy.processes import Kept
+from pfedme.deploy.processes import SupervisedProcess
 here = Path(sys.argv[1])
-with Kept([sys.executable, "-c", sys.argv[2], str(here)], here / "log", here):
+with SupervisedProcess([sys.executable, "-c", sys.argv[2], str(here)], here / "log", here):
     {}
 """
 
@@ -106,7 +106,7 @@ def test_the_command_does_not_outlive_its_keeper(tmp_path: Path):
         "-c",
         f"open({str(tmp_path / 'ready')!r}, 'w').close(); import time; time.sleep(600)",
     ]
-    with processes.Kept(words, tmp_path / "log", tmp_path) as kept:
+    with processes.SupervisedProcess(words, tmp_path / "log", tmp_path) as kept:
         assert soon((tmp_path / "ready").exists)
         (command,) = descendants(kept.process.pid)
         kept.process.kill()
@@ -115,7 +115,7 @@ def test_the_command_does_not_outlive_its_keeper(tmp_path: Path):
 
 def test_a_commands_status_and_words_are_known(tmp_path: Path):
     words = [sys.executable, "-c", "print('first'); print('half', end=''); raise SystemExit(7)"]
-    with processes.Kept(words, tmp_path / "log", tmp_path) as kept:
+    with processes.SupervisedProcess(words, tmp_path / "log", tmp_path) as kept:
         assert soon(lambda: kept.status is not None)
         assert kept.status == 7
         assert kept.news() == ["first"]
@@ -133,11 +133,11 @@ def test_flowers_own_home_is_private_and_gone_in_the_end():
 AT_HOME = """
 import sys, time
 from pathlib import Path
-from pfedme.deploy.processes import Kept, private_home
+from pfedme.deploy.processes import SupervisedProcess, private_home
 here = Path(sys.argv[1])
 busy = "import sys, tempfile, time; tempfile.mkdtemp(); open(sys.argv[1], 'w').close(); time.sleep(600)"
 words = [sys.executable, "-c", busy, str(here / "busy")]
-with private_home() as home, Kept(words, here / "log", home) as kept:
+with private_home() as home, SupervisedProcess(words, here / "log", home) as kept:
     while not (here / "busy").exists():
         time.sleep(0.05)
     (here / "said").write_text(f"{home} {kept.process.pid}")

@@ -45,9 +45,9 @@ from pfedme.engine.choices import (
     Candidate,
     Personalize,
     choose,
+    lambda_path,
     personalize,
     row_score,
-    walk,
     with_own_lambdas,
 )
 from pfedme.engine.metrics import Blocks, outcomes
@@ -528,7 +528,7 @@ def test_a_point_of_the_path_is_a_linear_solve():
     fed = Federation.split([6, 6], x, np.repeat(np.array([2, -1], np.float32), 6), classes=0)
     w, how, lams = ridge().init(jax.random.key(1)), Personalize(steps=1500, eta=0.1, B=4), (3.0, 0.3)
     offered = [Candidate("personal", lam, how.steps) for lam in lams]
-    walked = walk(
+    walked = lambda_path(
         how, ridge(), fed, w, None, offered, jax.random.key(0), np.arange(2), Blocks.cut(*fed.rows("test"))
     )
     for lam, (_, theta) in zip(lams, walked, strict=True):

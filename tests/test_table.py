@@ -33,7 +33,7 @@ from pfedme.data.schema import Schema
 from pfedme.data.synthetic import Synthetic
 from pfedme.data.table import Table
 from pfedme.errors import InputError
-from pfedme.personalization.finished import Finished
+from pfedme.personalization.finished import FinishedRun
 from pfedme.report.describe import describe
 from pfedme.runs.run import Run
 
@@ -771,7 +771,7 @@ def test_a_run_of_a_table_is_recorded_by_name_and_resumed_to_the_same_end(
         monkeypatch.chdir("elsewhere")
         assert main(["resume", "../out"]) == 0
         assert before == {p: Path("../out", p).read_bytes() for p in before}
-        assert Finished.open(Path("../out")).simulation.federation.names == tuple(sorted(HOSPITALS))
+        assert FinishedRun.open(Path("../out")).simulation.federation.names == tuple(sorted(HOSPITALS))
 
 
 @pytest.mark.parametrize("gone", [False, True])

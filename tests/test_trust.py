@@ -30,7 +30,7 @@ from pfedme.data.schema import Schema
 from pfedme.data.table import Table
 from pfedme.deploy import agreement as agreements
 from pfedme.deploy import judge
-from pfedme.deploy.book import Book
+from pfedme.deploy.book import DeploymentRecord
 from pfedme.deploy.client import Client
 from pfedme.deploy.messages import Content, Kind, Refusal, Reply, Words, sha256
 from pfedme.deploy.plan import Plan
@@ -710,7 +710,7 @@ def test_the_ledger_grows_by_what_is_new_and_a_round_that_was_not_saved_leaves_n
     for client in room.clients.values():
         client.pins.begin()
     (tmp_path / "run").mkdir()
-    book = Book(plan, tmp_path / "run", "pfedme server")
+    book = DeploymentRecord(plan, tmp_path / "run", "pfedme server")
     server = Server(plan, room, print)
     progress = book.save(server.begin())
     path, sizes = tmp_path / "run/ledger.csv", []
@@ -722,7 +722,7 @@ def test_the_ledger_grows_by_what_is_new_and_a_round_that_was_not_saved_leaves_n
     whole = path.read_text()
     with path.open("a") as file:
         file.write("3,1,east,counted,,,,,,\n")  # and then the server was killed
-    again = Book(plan, tmp_path / "run", "pfedme server").restore()
+    again = DeploymentRecord(plan, tmp_path / "run", "pfedme server").restore()
     assert again is not None
     assert path.read_text() == whole
     assert (again.t, again.norms, dict(again.lates)) == (2, progress.norms, dict(progress.lates))

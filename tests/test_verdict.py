@@ -21,8 +21,9 @@ from pfedme.engine.measure import ACCURACY, MEASURES, Measure
 from pfedme.engine.verdict import LEVEL, PERCENT, Verdict, interval, judge, least_noise, row_noise
 from pfedme.experiments import verdicts
 from pfedme.runs.folder import Folder
+from pfedme.runs.plan import read_plan
 from pfedme.runs.scores import Ran, Scored, preferred, verdict_of
-from pfedme.training.compare import read_plan, resume_comparison
+from pfedme.training.compare import resume_comparison
 
 NUMBERS = ("gain", "low", "high")
 TINY = "--data synthetic:clients=6,rows=40,features=5,classes=3 --rounds 3 --budget 6 --cohort 2 --R 2 --B 5"

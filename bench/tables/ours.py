@@ -22,12 +22,12 @@ from reference import measure, rows_of
 from scipy.special import softmax
 
 import pfedme.cli
-from pfedme.core.models import from_about
+from pfedme.core.models import model_from_json
 from pfedme.data.federation import Federation
 from pfedme.files import atomic_write
 from pfedme.runs.folder import Folder, read_models
+from pfedme.runs.plan import PLAN
 from pfedme.runs.run import Run
-from pfedme.training.compare import PLAN
 from pfedme.training.pilot import ENOUGH
 
 ALGORITHMS = ("fedavg", "pfedme", "alone", "pooled")
@@ -73,7 +73,7 @@ def result(cell: Cell, out: Path) -> dict[str, Any] | None:
     return json.loads(kept.read_text()) if kept.exists() else None
 
 
-def settled(cell: Cell, kept: dict[str, Any]) -> bool:
+def with_defaults(cell: Cell, kept: dict[str, Any]) -> bool:
     """Whether a larger budget would change nothing in a cell: every training ended by itself, and twice its
     rounds, the longest that it has tried, were not cut short (tests/test_auto.py has the law)."""
     ends = [run["auto"] for run in kept["runs"].values()]
@@ -87,7 +87,7 @@ def equal(cell: Cell, budgets: Sequence[int], out: Path) -> dict[str, Any] | Non
     """The result of the same cell with a smaller budget, where this one's must be equal."""
     for budget in sorted(budgets):
         smaller = cell._replace(budget=budget)
-        if budget < cell.budget and (kept := result(smaller, out)) and settled(smaller, kept):
+        if budget < cell.budget and (kept := result(smaller, out)) and with_defaults(smaller, kept):
             return {**kept, "equals": budget}
     return None
 
@@ -149,7 +149,7 @@ def read_plan(folder: Path) -> dict[str, Any]:
 def predictions(path: Path, federation: Federation) -> dict[str, np.ndarray]:
     """What the `global` and the `personal` models in a file predict for all test rows."""
     tensors, about = read_models(path)
-    model = from_about(about["model"])
+    model = model_from_json(about["model"])
     like = model.init(jax.random.key(0)).like
     x, _, owner = rows_of(federation, "test")
 

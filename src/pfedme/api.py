@@ -17,7 +17,7 @@ from pfedme.data import Source
 from pfedme.engine.choices import Personalize
 from pfedme.errors import InputError
 from pfedme.personalization.afterwards import Offer, offer, write_page
-from pfedme.personalization.finished import Finished
+from pfedme.personalization.finished import FinishedRun
 from pfedme.report.html.page import NAME, report
 from pfedme.report.tables import header, rows
 from pfedme.runs.run import Run
@@ -207,7 +207,7 @@ def personalize(
         home = arguments.folder(run, "run")
         if home is None:
             raise InputError("run must be a run's folder, or what train returned, not None.")
-        finished = Finished.open(home)
+        finished = FinishedRun.open(home)
     newcomers = None if data is None else arguments.source(data)
     where = folder or (home if newcomers is None else None)
     found = offer(finished, chosen, newcomers, out=where)
@@ -236,13 +236,13 @@ def _run(
     )
 
 
-def _finished(result: Result) -> Finished:
+def _finished(result: Result) -> FinishedRun:
     """A run that has just finished, for what follows it."""
     result.run.refuse_to_offer()
     assert result.w is not None
     run, simulation = result.run.prepare()
     improving = bool(result.record.get("auto", {}).get("improving"))
-    return Finished(run, simulation, simulation.start().w.like(result.w), improving)
+    return FinishedRun(run, simulation, simulation.start().w.like(result.w), improving)
 
 
 @contextmanager

@@ -18,8 +18,8 @@ from pfedme.data import DATA, Source, parse_data
 from pfedme.engine.choices import Personalize
 from pfedme.errors import InputError, unknown
 from pfedme.runs.foreign import OwnModel
+from pfedme.runs.plan import PLAN
 from pfedme.runs.run import parse_held_out
-from pfedme.training.compare import PLAN
 
 if TYPE_CHECKING:
     from pfedme.tuning.search import Search

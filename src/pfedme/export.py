@@ -22,13 +22,13 @@ import safetensors
 import safetensors.numpy
 
 from pfedme import __version__
-from pfedme.core.models import Model, from_about
+from pfedme.core.models import Model, model_from_json
 from pfedme.core.tree import Params
 from pfedme.data.frames import as_frame
 from pfedme.data.gaps import Gaps
 from pfedme.data.reading import Part, Types, open_parts, without_blank_end
 from pfedme.data.schema import Schema
-from pfedme.data.text import Late
+from pfedme.data.text import SchemaChanged
 from pfedme.errors import InputError, unknown
 from pfedme.files import atomic_write, refuse_file, writing
 from pfedme.runs.folder import OWN, Folder, read_models
@@ -169,7 +169,7 @@ class Predictor:
             if gaps is not None:
                 return gaps.encode(self.schema, frame, where, first_row)
             return self.schema.encode(frame, where, first_row=first_row)
-        features = self.model.about()["features"]
+        features = self.model.to_json()["features"]
         x = np.asarray(frame)
         x = x.reshape(len(x), -1)
         if x.shape[1] != features:
@@ -192,7 +192,7 @@ class Predictor:
             "format": FORMAT,
             "version": __version__,
             **self.origin,
-            "model": self.model.about(),
+            "model": self.model.to_json(),
             "labels": list(self.labels),
             "schema": self.schema.to_json() if self.schema else None,
             "block": self.block,
@@ -235,7 +235,7 @@ class Predictor:
                         yield pl.concat([kept, own], how="horizontal")
                         row += len(piece)
                     break
-                except Late:
+                except SchemaChanged:
                     if row > 1:
                         raise InputError(
                             f"A column of {part.where} holds something else after row {row} than before; see "
@@ -323,7 +323,7 @@ def load(path: Path | str) -> Predictor:
             f"{__version__}, does not know; install that version or a later one."
         )
     try:
-        model = from_about(about["model"])
+        model = model_from_json(about["model"])
         schema = Schema.from_json(about["schema"]) if about["schema"] is not None else None
         with safetensors.safe_open(path / "model.safetensors", "numpy") as file:
             flat, origin = file.get_tensor("theta"), json.loads((file.metadata() or {}).get("origin", "{}"))
@@ -405,7 +405,7 @@ def model_of(run: Path | str, client: str | None = None, which: Which | None = N
             "export cannot hold; use the parameters in model.safetensors, or train one of mlr, dnn and cnn."
         )
     try:
-        model = from_about(about["model"])
+        model = model_from_json(about["model"])
         schema = Schema.from_json(about["schema"]) if "schema" in about else None
         theta = _in_layers(model, np.asarray(flat))
         made = Predictor(model, theta, schema, int(about.get("block", BLOCK)), origin)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Self
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Column
 
@@ -116,3 +118,20 @@ class Live:
         fitting = next((text for text in latest if len(text) <= room - len(shown)), "")
         self.live.update(self.task, description=name, completed=done, total=total, left=shown, latest=fitting)
         return left
+
+
+class Rounds(Live):
+    """Progress over the rounds of a deployed run, and what is said of it, on standard error."""
+
+    def __init__(self, total: int) -> None:
+        super().__init__("rounds", total, Console(stderr=True))
+        self.total = total
+
+    def __call__(self, line: str, done: int | None) -> None:
+        """Shows a line, and how many rounds are done if it says so; where there is a bar, the bar says it."""
+        if self.live and done is not None:
+            self.show("rounds", done, self.total)
+        elif self.live:
+            self.live.console.print(escape(line), highlight=False, soft_wrap=True)
+        else:
+            print(line, file=sys.stderr, flush=True)

@@ -482,10 +482,10 @@ def _offer(
     `again` is the command that does it if it is interrupted."""
     from pfedme.cli.screen import Steps, print_newcomers, print_offer
     from pfedme.personalization.afterwards import offer, write_page
-    from pfedme.personalization.finished import Finished
+    from pfedme.personalization.finished import FinishedRun
 
     try:
-        finished = Finished.open(path)
+        finished = FinishedRun.open(path)
         newcomers = _source(data, finished.run.data) if data is not None else None
         with Steps() as steps:
             offered = offer(
@@ -1103,7 +1103,8 @@ def _resume(argv: list[str]) -> int:
     from pfedme.engine.devices import keep_compiled_programs
     from pfedme.personalization.afterwards import left_to_do, page_is_late
     from pfedme.runs.folder import Folder
-    from pfedme.training.compare import PLAN, read_plan, resume_comparison
+    from pfedme.runs.plan import PLAN, read_plan
+    from pfedme.training.compare import resume_comparison
     from pfedme.training.execute import resume
 
     keep_compiled_programs()

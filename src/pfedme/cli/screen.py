@@ -145,23 +145,6 @@ class Steps(Live):
             print(f"{what}: step {done + 1} of {total}", file=sys.stderr, flush=True)
 
 
-class Rounds(Live):
-    """Progress over the rounds of a deployed run, and what is said of it, on standard error."""
-
-    def __init__(self, total: int) -> None:
-        super().__init__("rounds", total, Console(stderr=True))
-        self.total = total
-
-    def __call__(self, line: str, done: int | None) -> None:
-        """Shows a line, and how many rounds are done if it says so; where there is a bar, the bar says it."""
-        if self.live and done is not None:
-            self.show("rounds", done, self.total)
-        elif self.live:
-            self.live.console.print(escape(line), highlight=False, soft_wrap=True)
-        else:
-            print(line, file=sys.stderr, flush=True)
-
-
 @contextlib.contextmanager
 def waiting(what: str) -> Iterator[Callable[[str], None]]:
     """A sign of life on standard error after two seconds; what it yields changes the text on a terminal."""

@@ -72,8 +72,8 @@ class Model:
         """l2/2 ‖θ‖²."""
         return self.l2 / 2 * (theta @ theta)
 
-    def about(self) -> dict[str, Any]:
-        """What is needed to use this model's parameters, as JSON values; `from_about` is its inverse.
+    def to_json(self) -> dict[str, Any]:
+        """What is needed to use this model's parameters, as JSON values; `model_from_json` is its inverse.
 
         It has `features` and `classes`. What matters in training alone, l2, is not part of it.
         """
@@ -184,7 +184,7 @@ class Network(Model):
             G = jnp.where(z > 0, jnp.sum(W[:, :, None] * G[:, None, :], axis=0), 0)
         return G, grads[::-1]
 
-    def about(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Its sizes."""
         return {"features": self.features, "classes": self.classes, "hidden": list(self.hidden)}
 
@@ -234,17 +234,17 @@ class Convolutional(Model):
         # What comes out of a stage is not negative, so that ReLU before the first layer changes nothing.
         return dense(rest, z.reshape(-1, len(x)))
 
-    def about(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Its shape and sizes."""
         sizes = {name: list(getattr(self, name)) for name in ("shape", "channels", "hidden")}
         kind = {"kind": "cnn", "features": math.prod(self.shape), "classes": self.classes}
         return kind | sizes | {"kernel": self.kernel}
 
 
-def from_about(document: dict[str, Any]) -> Model:
-    """The model that `Model.about` describes, without l2.
+def model_from_json(document: dict[str, Any]) -> Model:
+    """The model that `Model.to_json` describes, without l2.
 
-    >>> from_about({"features": 60, "classes": 10, "hidden": [20]})
+    >>> model_from_json({"features": 60, "classes": 10, "hidden": [20]})
     Network(..., features=60, hidden=(20,))
     """
     if not isinstance(document, dict):
@@ -269,7 +269,7 @@ class MLR:
     l2: NonNegative = 0.0
     """Strength of the l2 term in every client's loss, over weights and biases; 0.001 in the paper's table."""
 
-    def settled(self, features: int, shape: tuple[int, ...] = ()) -> MLR:
+    def with_defaults(self, features: int, shape: tuple[int, ...] = ()) -> MLR:
         """This description with every default filled in, for rows of so many features."""
         return self
 
@@ -288,14 +288,14 @@ class DNN:
     l2: NonNegative = 0.0
     """Strength of the l2 term in every client's loss."""
 
-    def settled(self, features: int, shape: tuple[int, ...] = ()) -> DNN:
+    def with_defaults(self, features: int, shape: tuple[int, ...] = ()) -> DNN:
         """This description with every default filled in, for rows of so many features."""
         hidden = self.hidden if self.hidden is not None else ((100,) if features >= 100 else (20,))
         return dataclasses.replace(self, hidden=hidden)
 
     def build(self, features: int, classes: int, shape: tuple[int, ...] = ()) -> Network:
         """The model for rows of so many features and classes."""
-        hidden = self.settled(features).hidden
+        hidden = self.with_defaults(features).hidden
         assert hidden is not None
         return Network(features=features, classes=classes, hidden=hidden, l2=self.l2)
 
@@ -316,7 +316,7 @@ class CNN:
     l2: NonNegative = 0.0
     """Strength of the l2 term in every client's loss."""
 
-    def settled(self, features: int, shape: tuple[int, ...] = ()) -> CNN:
+    def with_defaults(self, features: int, shape: tuple[int, ...] = ()) -> CNN:
         """This description with every default filled in, for rows of so many features and their shape."""
         own = self.shape or shape
         shown = "×".join(map(str, own))
@@ -345,7 +345,7 @@ class CNN:
 
     def build(self, features: int, classes: int, shape: tuple[int, ...] = ()) -> Convolutional:
         """The model for rows of so many features and classes, and of this shape."""
-        own = self.settled(features, shape).shape
+        own = self.with_defaults(features, shape).shape
         assert own is not None
         return Convolutional(
             shape=own, classes=classes, channels=self.channels, hidden=self.hidden, kernel=self.kernel,

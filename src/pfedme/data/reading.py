@@ -50,7 +50,7 @@ PLAINLY = Reading()
 """Nothing is known."""
 
 
-class Late(Exception):
+class SchemaChanged(Exception):
     """A column turned out to hold something else than its first rows."""
 
 

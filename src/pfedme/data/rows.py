@@ -15,7 +15,7 @@ import numpy as np
 import polars as pl
 
 from pfedme.data.forms import PLAIN, Form
-from pfedme.data.reading import Late, Part, Types, on_all_cores, shown, without_blank_end
+from pfedme.data.reading import Part, SchemaChanged, Types, on_all_cores, shown, without_blank_end
 from pfedme.data.schema import (
     Coded,
     Column,
@@ -201,7 +201,7 @@ def read_rows(
     )
     nulls = frozenset[str]().union(*(part.nulls for part in parts))
     if any(not nulls.isdisjoint(column.names) for column in own.values()):
-        raise Late
+        raise SchemaChanged
     if client:
         owner = own[client]
     else:

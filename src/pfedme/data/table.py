@@ -22,7 +22,7 @@ from pfedme.data.frames import Held, as_frame
 from pfedme.data.hashing import fingerprint, ids_of_names
 from pfedme.data.layout import Layout, Strata, lay_out
 from pfedme.data.notes import notes
-from pfedme.data.reading import Late, Part, Reading, files_of, open_frame, open_parts, shown
+from pfedme.data.reading import Part, Reading, SchemaChanged, files_of, open_frame, open_parts, shown
 from pfedme.data.rows import Rows, read_rows
 from pfedme.data.schema import Column, Schema, listed
 from pfedme.data.understanding import Texts, columns_of_text, refuse_forms, understand_label
@@ -143,7 +143,7 @@ class Table:
         """The federation, encoded as a schema says, or as one that is made from its training rows."""
         try:
             return self._load(schema, whole=False)
-        except Late:
+        except SchemaChanged:
             return self._load(schema, whole=True)
 
     def _load(self, schema: Schema | None, *, whole: bool) -> Federation:
@@ -212,7 +212,7 @@ class Table:
                 plan, texts = self._understood(tables)
                 _, layout = self._laid_out(tables, plan)
                 return tell(tables, layout, plan, texts, least)
-            except Late:
+            except SchemaChanged:
                 if whole:
                     raise
         raise AssertionError

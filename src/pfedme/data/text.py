@@ -19,9 +19,9 @@ from pfedme.data.forms import NEARLY_ALL
 from pfedme.data.reading import (
     NULLS,
     PLAINLY,
-    Late,
     Part,
     Reading,
+    SchemaChanged,
     Types,
     explained,
     lazy_part,
@@ -61,7 +61,7 @@ def open_text(
 
     def explain(reason: str) -> InputError:
         if "could not parse" in reason and "dtype `str`" not in reason and not whole:
-            raise Late
+            raise SchemaChanged
         return _explained(path, separator, len(names), reason)
 
     def scan(types: Types) -> pl.LazyFrame:

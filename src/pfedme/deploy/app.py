@@ -23,7 +23,7 @@ from pfedme.core.models import parse_model
 from pfedme.core.spec import build, field_types
 from pfedme.data.schema import listed
 from pfedme.data.table import OPTIONS, Table
-from pfedme.deploy.book import Book, carry_out
+from pfedme.deploy.book import DeploymentRecord, carry_out
 from pfedme.deploy.client import SCORES, Client
 from pfedme.deploy.door import write_limit
 from pfedme.deploy.log import MARK, one_line
@@ -297,7 +297,7 @@ def main(grid: Grid, context: Context) -> None:
     names = None
     if file := config["names"]:
         names = {int(node): name for node, name in json.loads(Path(str(file)).read_text()).items()}
-    book = Book(plan, out, str(config["command"]) or "flwr run")
+    book = DeploymentRecord(plan, out, str(config["command"]) or "flwr run")
 
     def bound_uploads(progress: Progress) -> None:
         if config["limit"]:

@@ -41,7 +41,7 @@ def note(out: Path, line: str) -> None:
         log.write(f"{now} {one_line(line)}\n")
 
 
-class Book:
+class DeploymentRecord:
     """The folder of a deployed run."""
 
     def __init__(self, plan: Plan, path: Path, command: str) -> None:
@@ -61,7 +61,7 @@ class Book:
         return Run(
             algorithm=plan.algorithm,
             data=Deployed(clients=len(names), label=agreed.schema.label if agreed else ""),
-            model=plan.model.settled(agreed.schema.features) if agreed else plan.model,
+            model=plan.model.with_defaults(agreed.schema.features) if agreed else plan.model,
             rounds=plan.rounds,
             cohort=min(plan.cohort or 10, len(names)) if names else plan.cohort,
             seed=plan.seed,
@@ -201,7 +201,11 @@ def _scores(sums: list[dict[str, Any]], unit: float) -> Scores:
 
 
 def carry_out(
-    server: Server, book: Book, *, resume: bool, agreed: Callable[[Progress], None] = lambda _: None
+    server: Server,
+    book: DeploymentRecord,
+    *,
+    resume: bool,
+    agreed: Callable[[Progress], None] = lambda _: None,
 ) -> None:
     """A deployed run from its beginning, or from its last round, to its end; `agreed` is called before its
     first round."""

@@ -176,7 +176,7 @@ class Bound:
     @cached_property
     def model(self) -> Model:
         """The model for the columns that were agreed on."""
-        return self.plan.model.settled(self.schema.features).build(
+        return self.plan.model.with_defaults(self.schema.features).build(
             self.schema.features, len(self.schema.labels)
         )
 

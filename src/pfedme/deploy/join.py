@@ -23,7 +23,7 @@ from pfedme.deploy.keys import ClientKeys
 from pfedme.deploy.log import MARK
 from pfedme.deploy.pins import Pins
 from pfedme.deploy.policy import Policy
-from pfedme.deploy.processes import Kept, free_port, private_home
+from pfedme.deploy.processes import SupervisedProcess, free_port, private_home
 from pfedme.errors import InputError, RunError
 from pfedme.files import alone, writing
 
@@ -106,7 +106,7 @@ def join(client: Joining, say: Callable[[str], None]) -> None:
             else:
                 options += ["--insecure"]
             words = [*command("supernode", home / "gate"), *options]
-            with Kept(words, client.state / CLIENT_LOG, home) as node:
+            with SupervisedProcess(words, client.state / CLIENT_LOG, home) as node:
                 over, connected, seen = _watch(client, node, seen, asked, say)
             if over:
                 return
@@ -149,7 +149,7 @@ class Approval:
 
 
 def _watch(
-    client: Joining, node: Kept, seen: float, approval: Approval, say: Callable[[str], None]
+    client: Joining, node: SupervisedProcess, seen: float, approval: Approval, say: Callable[[str], None]
 ) -> tuple[bool, bool, float]:
     """Whether the run is over, once it is or the SuperNode has ended; whether it had connected; when there
     last was a connection."""

@@ -28,7 +28,7 @@ class Status(NamedTuple):
     details: str
 
 
-class Link:
+class ControlClient:
     """A SuperLink that this machine runs, by its control side."""
 
     def __init__(self, address: str, ca: Path | None) -> None:
@@ -74,7 +74,7 @@ class Link:
         except httpx.HTTPError as error:
             raise RunError(f"Flower's SuperLink does not answer ({error}).") from None
 
-    def __enter__(self) -> Link:
+    def __enter__(self) -> ControlClient:
         return self
 
     def __exit__(self, *_: object) -> None:

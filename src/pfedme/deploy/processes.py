@@ -28,7 +28,7 @@ STOP_S = 15.0
 """Seconds after which a keeper that does not end is ended by force."""
 
 
-class Kept:
+class SupervisedProcess:
     """A command under a keeper, which ends it with all its children however this process ends."""
 
     def __init__(self, command: Sequence[str], log: Path, home: Path) -> None:
@@ -72,7 +72,7 @@ class Kept:
             self.process.kill()
             self.process.wait()
 
-    def __enter__(self) -> Kept:
+    def __enter__(self) -> SupervisedProcess:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -197,7 +197,7 @@ def own_address(host: str) -> str:
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
 
 
-def await_health(process: Kept, host: str, port: int, ca: Path | None) -> None:
+def await_health(process: SupervisedProcess, host: str, port: int, ca: Path | None) -> None:
     """Waits until a SuperLink answers."""
     context = ssl.create_default_context(cafile=str(ca)) if ca else None
     url = f"{'https' if ca else 'http'}://{joined(own_address(host), port)}/health"

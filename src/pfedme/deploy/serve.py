@@ -12,16 +12,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pfedme.cli.screen import Rounds
 from pfedme.core.spec import to_json
 from pfedme.deploy.book import LEDGER, LOG, note
 from pfedme.deploy.flower import BUNDLE, command
 from pfedme.deploy.keys import server_keys
-from pfedme.deploy.link import Link, Status
+from pfedme.deploy.link import ControlClient, Status
 from pfedme.deploy.log import MARK
 from pfedme.deploy.plan import Plan
 from pfedme.deploy.processes import (
-    Kept,
+    SupervisedProcess,
     await_health,
     joined,
     lines_since,
@@ -32,6 +31,7 @@ from pfedme.deploy.processes import (
 )
 from pfedme.errors import InputError, Interrupted, RunError
 from pfedme.files import atomic_write, writing
+from pfedme.livebar import Rounds
 from pfedme.runs.folder import Folder
 
 SETUP = "server.json"
@@ -90,7 +90,7 @@ def refuse_out(out: Path, *, force: bool) -> None:
         goes_on = "" if status == "finished" else f"'pfedme server --resume {out}' {verb} it, "
         what = f"a run that has {status}" if status == NOT_BEGUN else f"a {status} run"
         raise InputError(f"{out} holds {what}; {goes_on}--force starts over.")
-    Folder(out).refuse(force=force)
+    Folder(out).check_writable(force=force)
 
 
 def status_of(out: Path) -> str:
@@ -158,9 +158,9 @@ def _serve(setup: Setup, out: Path, home: Path, screen: Rounds, *, resume: bool)
     own = {"out": str(out.absolute()), "limit": str(home / "limit"), "resume": resume}
     config = {**setup.config, **own}
     ca = keys.ca if keys else None
-    with Kept([*command("superlink", gate), *options], out / FLOWER_LOG, home) as process:
+    with SupervisedProcess([*command("superlink", gate), *options], out / FLOWER_LOG, home) as process:
         await_health(process, setup.host, setup.port, ca)
-        with Link(joined(own_address(setup.host), setup.port), ca) as link:
+        with ControlClient(joined(own_address(setup.host), setup.port), ca) as link:
             if keys:
                 names = link.register(keys.clients)
                 atomic_write(home / "names.json", json.dumps(names))
@@ -172,7 +172,9 @@ def _serve(setup: Setup, out: Path, home: Path, screen: Rounds, *, resume: bool)
             return _watch(process, link, run, out, seen, screen)
 
 
-def _watch(process: Kept, link: Link, run: int, out: Path, seen: int, screen: Rounds) -> Status:
+def _watch(
+    process: SupervisedProcess, link: ControlClient, run: int, out: Path, seen: int, screen: Rounds
+) -> Status:
     """Shows what happens until the run is over."""
     asked = here = heard = time.monotonic()
     started = False

@@ -236,7 +236,7 @@ class Server:
     def model_for(self, schema: Schema) -> Model:
         """The model for the columns that were agreed on."""
         features, classes = schema.features, len(schema.labels)
-        return self.plan.model.settled(features).build(features, classes)
+        return self.plan.model.with_defaults(features).build(features, classes)
 
     def cohort(self, progress: Progress) -> list[str]:
         """The clients of the next round: those that a simulation would draw."""

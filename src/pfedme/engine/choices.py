@@ -27,7 +27,7 @@ from pfedme.core.models import Model
 from pfedme.core.spec import Bound, Count, Index, NonNegative
 from pfedme.core.tree import Params, record
 from pfedme.data.federation import Federation
-from pfedme.engine.devices import everywhere, over_devices, padded
+from pfedme.engine.devices import over_devices, padded, replicate
 from pfedme.engine.measure import ACCURACY, R2, Measure
 from pfedme.engine.metrics import Blocks, Outcomes, outcomes
 from pfedme.engine.simulate import Simulation, State, Store
@@ -257,7 +257,7 @@ def personalize(
         who = np.arange(federation.clients) if fold == 0 else few
         part = federation.hold_out(fold, how.folds)
         blocks = Blocks.cut(*(a[who] for a in part.rows("validation")))
-        found = walk(
+        found = lambda_path(
             how, model, part, without(part), alone(part), offered, jax.random.fold_in(key, fold), who, blocks
         )
         judged = [row_score(outcome) for outcome, _ in found]
@@ -276,7 +276,9 @@ def personalize(
     y = federation.y[test.rows()].astype(np.float64)
     variance = float(np.var(y)) if len(y) and federation.classes == 0 else 1.0
     for place, (found, models) in enumerate(
-        walk(how, model, federation, w, alone(federation), offered, jax.random.fold_in(key, folds), who, test)
+        lambda_path(
+            how, model, federation, w, alone(federation), offered, jax.random.fold_in(key, folds), who, test
+        )
     ):
         right.append(found.right if federation.classes else _explained(found, variance))
         theta = models if theta is None else _where(choice == place, models, theta)
@@ -324,13 +326,13 @@ def with_own_lambdas(simulation: Simulation, state: State, how: Personalize | No
     offered = [Candidate("personal", lam, how.steps) for lam in lams]
     key = jax.random.fold_in(jax.random.fold_in(simulation.key, 2**32 - 2), state.t)
     who, blocks = np.arange(federation.clients), Blocks.cut(*federation.rows("validation"))
-    walked = walk(how, simulation.model, federation, state.w, None, offered, key, who, blocks)
+    walked = lambda_path(how, simulation.model, federation, state.w, None, offered, key, who, blocks)
     scores = np.stack([row_score(found) for found, _ in walked], axis=1)
     choice = choose(scores, blocks.owner(), federation.clients, how.caution)
-    return state._replace(clients=everywhere(jnp.asarray(np.array(lams, np.float32)[choice])))
+    return state._replace(clients=replicate(jnp.asarray(np.array(lams, np.float32)[choice])))
 
 
-def walk(
+def lambda_path(
     how: Personalize,
     model: Model,
     federation: Federation,
@@ -347,7 +349,7 @@ def walk(
     items = padded(who).astype(np.int32)
 
     def stacked(point: Params) -> Params:
-        return everywhere(point.map(lambda leaf: jnp.broadcast_to(leaf, (len(items), *leaf.shape))))
+        return replicate(point.map(lambda leaf: jnp.broadcast_to(leaf, (len(items), *leaf.shape))))
 
     theta = stacked(w)
     for place, candidate in enumerate(offered):

@@ -63,7 +63,7 @@ def padded(a: np.ndarray) -> np.ndarray:
     return np.pad(a, (0, -len(a) % jax.device_count()), mode="edge")
 
 
-def everywhere(a: Any) -> Any:
+def replicate(a: Any) -> Any:
     """`a`, an array or a tree of them, on every device; an aligned one in memory is shared by the cores.
 
     A compiled program is made for where its arguments lie, so that what is kept from call to call should

@@ -23,7 +23,7 @@ from pfedme.core.models import Model, curvature
 from pfedme.core.problem import Order, Problem
 from pfedme.core.tree import Params
 from pfedme.data.federation import Federation, Part
-from pfedme.engine.devices import everywhere, over_devices, padded
+from pfedme.engine.devices import over_devices, padded, replicate
 from pfedme.engine.metrics import Blocks, Scores, Spread, score, summary
 from pfedme.engine.rowmetrics import ClassRows
 from pfedme.errors import InputError
@@ -121,7 +121,7 @@ class Store:
         columns = (f.x, f.y, *(a.astype(np.int32) for a in where), f.ids)
         # With validation rows counted in, so that the folds of a federation share their programs.
         longest = int((f.n_val + f.n_train).max())
-        return cls(*(everywhere(column) for column in columns), longest=longest)
+        return cls(*(replicate(column) for column in columns), longest=longest)
 
     def problem(self, model: Model, i: Any, t: Any = 0, order: Order = "random") -> Problem:
         """The learning problem of client i in round t."""
@@ -185,7 +185,7 @@ class Simulation:
         w = first_model(self.model, self.seed) if w is None else w
         one = self.algorithm.init(w)
         clients = jax.tree.map(lambda a: jnp.broadcast_to(a, (self.trained_clients, *a.shape)), one)
-        return State(0, *everywhere((w, clients)))
+        return State(0, *replicate((w, clients)))
 
     def cohort_of(self, t: int) -> np.ndarray:
         """The clients of round t, drawn uniformly without replacement, in the order of their ids."""
@@ -346,7 +346,7 @@ def _advance(
 
     finite = jnp.ones(len(jobs), bool)
     done, finite, end = lax.while_loop(unfinished, one_round, (jnp.int32(0), finite, start))
-    return done, finite, everywhere([_of(r, end) for r in range(len(jobs))])
+    return done, finite, replicate([_of(r, end) for r in range(len(jobs))])
 
 
 def _stacked(trees: Sequence[T]) -> T:

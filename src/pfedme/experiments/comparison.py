@@ -11,7 +11,7 @@ import numpy as np
 from pfedme.engine.cost import gradients
 from pfedme.experiments.finding import Finding, failing, judge
 from pfedme.experiments.paper import SAME, Scale, Version, algorithms, run_of
-from pfedme.experiments.study import Estimate, Study, Wish, last, markdown
+from pfedme.experiments.study import Estimate, PlannedRun, Study, last, markdown
 from pfedme.report.figures import Curve, panels
 
 SEEDS = 3
@@ -35,13 +35,13 @@ class Comparison:
     printed: dict[str, tuple[float, float, float]]
     """By model: how far pFedMe's personal models are above each of RIVALS."""
 
-    def wish(self, scale: Scale, model: str, version: Version, name: str) -> Wish:
+    def wish(self, scale: Scale, model: str, version: Version, name: str) -> PlannedRun:
         """The run of an algorithm."""
         algorithm = algorithms(SAME[self.data, model], version, beta=1.0)[name]
         run = run_of(scale, self.data, model, algorithm, version, evaluations=20)
-        return Wish(run, scale.seeds_of(SEEDS), train_loss=True)
+        return PlannedRun(run, scale.seeds_of(SEEDS), train_loss=True)
 
-    def wishes(self, scale: Scale) -> list[Wish]:
+    def wishes(self, scale: Scale) -> list[PlannedRun]:
         """All runs of the figure."""
         return [
             self.wish(scale, model, version, name)

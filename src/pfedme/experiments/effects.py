@@ -12,7 +12,7 @@ import numpy as np
 from pfedme.algorithms import PFedMe
 from pfedme.experiments.finding import Finding, failing, judge
 from pfedme.experiments.paper import Scale, run_of
-from pfedme.experiments.study import Estimate, Study, Wish, last
+from pfedme.experiments.study import Estimate, PlannedRun, Study, last
 from pfedme.report.figures import Curve, panels
 
 SEEDS = 2
@@ -46,14 +46,14 @@ class Effect:
         """The lines that are drawn."""
         return [v for v in self.values if scale.divide == 1 or not self.quick or v in self.quick]
 
-    def wish(self, scale: Scale, model: str, label: str) -> Wish:
+    def wish(self, scale: Scale, model: str, label: str) -> PlannedRun:
         """The run behind a line."""
         algorithm = dataclasses.replace(BASE, **self.values[label])
         rounds = max(4, scale.rounds("mnist") // 2)  # by when the curves have become flat
         run = run_of(scale, "mnist", model, algorithm, "written", rounds=rounds, evaluations=20)
-        return Wish(run, self.seeds(scale), train_loss=True)
+        return PlannedRun(run, self.seeds(scale), train_loss=True)
 
-    def wishes(self, scale: Scale) -> list[Wish]:
+    def wishes(self, scale: Scale) -> list[PlannedRun]:
         """All runs of the figure."""
         return [
             self.wish(scale, model, label) for model in scale.kinds("mnist") for label in self.labels(scale)

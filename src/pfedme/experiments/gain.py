@@ -25,7 +25,7 @@ from pfedme.experiments.study import Estimate, Study, markdown
 from pfedme.files import atomic_write, writing
 from pfedme.personalization.finished import (
     NEWCOMER_ROWS,
-    Finished,
+    FinishedRun,
     Level,
     Watch,
     names,
@@ -158,7 +158,7 @@ Unit = dict[str, Any]
 def measure(setting: Setting, seed: int, scale: Scale) -> Unit:
     """All methods on one federation with one seed."""
     how = scale.how(setting.how)
-    finished = Finished.trained(setting.run(seed, scale=scale))
+    finished = FinishedRun.trained(setting.run(seed, scale=scale))
     federation = finished.simulation.federation
     found = finished.to_members(how)
     right = {name: found.of(name) for name in names(found)}
@@ -171,7 +171,7 @@ def measure(setting: Setting, seed: int, scale: Scale) -> Unit:
         "gain": {name: found.gain(right[name])[0].tolist() for name in ("alone", "global")},
     }
     if setting.newcomers:
-        finished = Finished.trained(setting.run(seed, scale=scale, newcomers=True))
+        finished = FinishedRun.trained(setting.run(seed, scale=scale, newcomers=True))
         newcomers = finished.run.parties()[1]
         assert newcomers is not None
         unit["newcomers"] = [dataclasses.asdict(v) for v in newcomer_curve(finished, newcomers, how)]
@@ -180,7 +180,7 @@ def measure(setting: Setting, seed: int, scale: Scale) -> Unit:
 
 def _algorithm_one(run: Run) -> np.ndarray:
     """Whether the personal models of Algorithm 1, with its own w and λ, are right about each test row."""
-    finished = Finished.trained(run)
+    finished = FinishedRun.trained(run)
     s = finished.simulation
     models, _ = s.answer(State(run.rounds, finished.w, s.start().clients))
     assert models.personal is not None

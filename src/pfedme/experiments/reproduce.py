@@ -15,7 +15,7 @@ from pfedme.experiments.comparison import COMPARISONS
 from pfedme.experiments.effects import EFFECTS
 from pfedme.experiments.finding import Finding
 from pfedme.experiments.paper import Scale
-from pfedme.experiments.study import Study, Wish
+from pfedme.experiments.study import PlannedRun, Study
 from pfedme.files import atomic_write, writing
 from pfedme.training.compare import Watch
 
@@ -24,11 +24,11 @@ from pfedme.training.compare import Watch
 class Experiment:
     """What must be run, and what is written of it."""
 
-    wishes: Callable[[Scale], Sequence[Wish]]
+    wishes: Callable[[Scale], Sequence[PlannedRun]]
     write: Callable[[Study, Scale], Sequence[Finding]]
 
 
-def _cost_wishes(scale: Scale) -> list[Wish]:
+def _cost_wishes(scale: Scale) -> list[PlannedRun]:
     return [wish for c in COMPARISONS.values() for wish in c.wishes(scale)]
 
 
@@ -69,7 +69,7 @@ def expand(names: Sequence[str]) -> list[str]:
     return [name for name in EXPERIMENTS if name in names]
 
 
-def wishes(names: Sequence[str], scale: Scale) -> list[Wish]:
+def wishes(names: Sequence[str], scale: Scale) -> list[PlannedRun]:
     """All runs of the experiments."""
     return [wish for name in expand(names) for wish in EXPERIMENTS[name].wishes(scale)]
 

@@ -22,7 +22,7 @@ from pfedme.training.execute import Progress, Wanted
 
 
 @dataclasses.dataclass(frozen=True)
-class Wish:
+class PlannedRun:
     """A run that an experiment needs, with seeds 0, 1, ..."""
 
     run: Run
@@ -41,12 +41,12 @@ class Study:
         self.out, self.command = out, command
         self.results, self.runs = out / "results", out / "runs"
 
-    def folder(self, wish: Wish, run: Run) -> Folder:
+    def folder(self, wish: PlannedRun, run: Run) -> Folder:
         """Where a run is kept: a name that is made of all that determines it."""
         loss = "-loss" if wish.train_loss else ""
         return Folder(self.runs / f"{run.algorithm.name}-{run.digest()}{loss}")
 
-    def plan(self, wishes: Sequence[Wish]) -> dict[bool, list[tuple[str, Run, Path]]]:
+    def plan(self, wishes: Sequence[PlannedRun]) -> dict[bool, list[tuple[str, Run, Path]]]:
         """All runs, each once, sorted by their data; apart, those whose training loss is wanted."""
         plan: dict[bool, dict[Path, tuple[str, Run, Path]]] = {True: {}, False: {}}
         for wish in wishes:
@@ -58,7 +58,7 @@ class Study:
             for loss, jobs in plan.items()
         }
 
-    def carry_out(self, wishes: Sequence[Wish], watch: Watch = lambda *_: None) -> None:
+    def carry_out(self, wishes: Sequence[PlannedRun], watch: Watch = lambda *_: None) -> None:
         """Runs what has not been run yet."""
         with writing(self.results):
             self.results.mkdir(parents=True, exist_ok=True)
@@ -75,15 +75,15 @@ class Study:
             )
             first += len(jobs)
 
-    def rounds(self, wishes: Sequence[Wish]) -> int:
+    def rounds(self, wishes: Sequence[PlannedRun]) -> int:
         """The rounds of the whole plan."""
         return sum(run.rounds for jobs in self.plan(wishes).values() for _, run, _ in jobs)
 
-    def records(self, wish: Wish) -> list[dict[str, Any]]:
+    def records(self, wish: PlannedRun) -> list[dict[str, Any]]:
         """The records of a run that was carried out, one a seed."""
         return [self.folder(wish, run).read() for run in wish.seeded()]
 
-    def values(self, wish: Wish, kind: str, pick: Callable[[Sequence[float]], float]) -> list[float]:
+    def values(self, wish: PlannedRun, kind: str, pick: Callable[[Sequence[float]], float]) -> list[float]:
         """The accuracy in percent of one of a run's models, one a seed that did not diverge.
 
         `pick` chooses among the evaluated rounds.
@@ -94,7 +94,7 @@ class Study:
             if record["final"] and kind in record["final"]
         ]
 
-    def accuracy(self, wish: Wish, kind: str, pick: Callable[[Sequence[float]], float]) -> Estimate:
+    def accuracy(self, wish: PlannedRun, kind: str, pick: Callable[[Sequence[float]], float]) -> Estimate:
         """The mean of these values."""
         return Estimate.of(self.values(wish, kind, pick))
 

@@ -23,7 +23,7 @@ from pfedme.experiments.paper import (
     model_of,
     run_of,
 )
-from pfedme.experiments.study import Estimate, Study, Wish, best, last, markdown
+from pfedme.experiments.study import Estimate, PlannedRun, Study, best, last, markdown
 from pfedme.report.tables import KINDS
 
 VERSIONS: tuple[Version, ...] = ("released", "written")
@@ -33,7 +33,7 @@ STEP_SEEDS = 3
 """Seeds of the runs between the two versions."""
 
 
-def cell_wishes(scale: Scale, data: Data, kind: Kind, version: Version) -> dict[str, Wish]:
+def cell_wishes(scale: Scale, data: Data, kind: Kind, version: Version) -> dict[str, PlannedRun]:
     """The runs of one cell of the table, by algorithm."""
     tuned = TUNED[data, kind]
     chosen = algorithms(tuned, version)
@@ -44,11 +44,11 @@ def cell_wishes(scale: Scale, data: Data, kind: Kind, version: Version) -> dict[
     for name, algorithm in chosen.items():
         rounds = max(4, ALONE_STEPS // algorithm.R // scale.divide) if name == "alone" else None
         run = run_of(scale, data, kind, algorithm, version, evaluations=evaluations, rounds=rounds)
-        wishes[name] = Wish(run, scale.seeds_of(10))
+        wishes[name] = PlannedRun(run, scale.seeds_of(10))
     return wishes
 
 
-def wishes(scale: Scale) -> list[Wish]:
+def wishes(scale: Scale) -> list[PlannedRun]:
     """All runs of the table, and those between its versions."""
     table = [
         wish
@@ -65,11 +65,11 @@ def wishes(scale: Scale) -> list[Wish]:
     return table + between + [larger_step(scale, *cell) for cell in scale.cells]
 
 
-def larger_step(scale: Scale, data: Data, kind: Kind) -> Wish:
+def larger_step(scale: Scale, data: Data, kind: Kind) -> PlannedRun:
     """Per-FedAvg as released, with its steps as large as the personal ones: α̂ where the paper prints β̂."""
     run = cell_wishes(scale, data, kind, "released")["per-fedavg"].run
     algorithm = dataclasses.replace(run.algorithm, eta=TUNED[data, kind].per_fedavg[0])
-    return Wish(dataclasses.replace(run, algorithm=algorithm), scale.seeds_of(STEP_SEEDS))
+    return PlannedRun(dataclasses.replace(run, algorithm=algorithm), scale.seeds_of(STEP_SEEDS))
 
 
 def pick_of(version: Version) -> Callable[[Sequence[float]], float]:
@@ -292,7 +292,7 @@ def _findings(table: Table) -> list[Finding]:
     ]
 
 
-Step = tuple[str, Wish, str, Callable[[Sequence[float]], float]]
+Step = tuple[str, PlannedRun, str, Callable[[Sequence[float]], float]]
 """A name, the run, which of its models is evaluated, and in which round."""
 
 
@@ -304,14 +304,14 @@ def ladder(scale: Scale, data: Data, kind: Kind, name: str) -> list[Step]:
     run, adapted = start.run, "global" if name == "fedavg" else "personal"
     first = "local" if name == "pfedme" else adapted
 
-    def changed(**fields: object) -> Wish:
+    def changed(**fields: object) -> PlannedRun:
         nonlocal run
         own = {f.name for f in dataclasses.fields(run.algorithm)}
         inner = {k: v for k, v in fields.items() if k in own}
         outer = {k: v for k, v in fields.items() if k not in own}
         algorithm = dataclasses.replace(run.algorithm, **inner)
         run = dataclasses.replace(run, algorithm=algorithm, eval_every=end.eval_every, **outer)
-        return Wish(run, seeds)
+        return PlannedRun(run, seeds)
 
     start = dataclasses.replace(start, seeds=seeds)
     steps: list[Step] = [

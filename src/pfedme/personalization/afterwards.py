@@ -10,7 +10,7 @@ from pfedme.data import Source
 from pfedme.data.federation import Federation
 from pfedme.engine.choices import Personalize, Personalized
 from pfedme.personalization.finished import (
-    Finished,
+    FinishedRun,
     Level,
     Watch,
     document,
@@ -42,7 +42,7 @@ class Offer:
 
 
 def offer(
-    finished: Finished,
+    finished: FinishedRun,
     how: Personalize | None = None,
     newcomers: Source | None = None,
     *,

@@ -46,7 +46,7 @@ def _unwatched(_what: str, _done: int, _of: int) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Finished:
+class FinishedRun:
     """A finished run and its shared model."""
 
     run: Run
@@ -56,7 +56,7 @@ class Finished:
     """Whether its loss was still falling when it ended."""
 
     @classmethod
-    def open(cls, path: Path) -> Finished:
+    def open(cls, path: Path) -> FinishedRun:
         """The run in a folder."""
         folder = Folder(path)
         record = folder.read()
@@ -80,7 +80,7 @@ class Finished:
         return cls(run, simulation, start.like(w), improving)
 
     @classmethod
-    def trained(cls, run: Run) -> Finished:
+    def trained(cls, run: Run) -> FinishedRun:
         """The run, carried out here and now, without a folder."""
         run, simulation = run.prepare()
         start = cls(run, simulation, simulation.start().w)
@@ -185,7 +185,7 @@ class Level:
 
 
 def newcomer_curve(
-    finished: Finished, newcomers: Federation, how: Personalize, watch: Watch = _unwatched
+    finished: FinishedRun, newcomers: Federation, how: Personalize, watch: Watch = _unwatched
 ) -> list[Level]:
     """How newcomers fare by the number of their training rows."""
     sizes = [n for n in NEWCOMER_ROWS if (newcomers.n_train >= n).any()]

@@ -45,7 +45,7 @@ class Folder:
         self.clients = path / "clients.csv"
         self.curves = path / "curves.png"
 
-    def refuse(self, *, force: bool) -> None:
+    def check_writable(self, *, force: bool) -> None:
         """Raises an error if the folder cannot be one, or holds something that would be lost."""
         refuse_file(self.path)
         if self.record.exists() and not force:
@@ -145,7 +145,7 @@ def models_file(
 def _about(model: Model) -> dict[str, Any]:
     """What is needed to use a model; of one that is the user's own code, what it is called."""
     try:
-        return model.about()
+        return model.to_json()
     except NotImplementedError:
         return {"kind": OWN, "class": f"{type(model).__module__}:{type(model).__qualname__}"}
 

@@ -33,7 +33,7 @@ class OwnModel:
         """Strength of the l2 term in every client's loss."""
         return self.model.l2
 
-    def settled(self, features: int, shape: tuple[int, ...] = ()) -> OwnModel:
+    def with_defaults(self, features: int, shape: tuple[int, ...] = ()) -> OwnModel:
         """This description: there is nothing to fill in."""
         return self
 
@@ -72,7 +72,7 @@ class StandIn:
         """Raises an error."""
         raise self.refused()
 
-    def settled(self, features: int, shape: tuple[int, ...] = ()) -> Any:
+    def with_defaults(self, features: int, shape: tuple[int, ...] = ()) -> Any:
         """Raises an error."""
         raise self.refused()
 

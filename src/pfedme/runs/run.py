@@ -182,7 +182,7 @@ class Run:
         eval_clients = self.eval_clients or (federation.clients if federation.clients <= 10_000 else 1_000)
         if eval_clients > federation.clients:
             raise InputError(f"--eval-clients {eval_clients} is more than the {federation.clients} clients.")
-        described = self.model.settled(federation.features, federation.shape)
+        described = self.model.with_defaults(federation.features, federation.shape)
         metric_for(federation, self.metric)  # whether it fits
         model = described.build(federation.features, federation.classes)
         if self.class_weights:

@@ -18,13 +18,12 @@ from pfedme.files import atomic_write, refuse_file, writing
 from pfedme.report.figures import curves
 from pfedme.report.tables import KINDS, clearly_best, comparison_csv, mean_std, measure
 from pfedme.runs.folder import Folder
+from pfedme.runs.plan import PLAN, damaged, read_plan
 from pfedme.runs.run import Run
 from pfedme.runs.scores import verdict_of
 from pfedme.training.execute import EVERYTHING, Progress, Wanted, begin, carry_out, reopen
 from pfedme.training.track import Tracking, described, from_json
 from pfedme.training.trackers import Tracker
-
-PLAN = "compare.json"
 
 Watch = Callable[[str, int, Progress], None]
 """Told the label of a run, its place in the plan, and its progress."""
@@ -143,11 +142,15 @@ def resume_comparison(
     `runs` are those of the plan, where they are at hand.
     """
     jobs = read_plan(out)
+    try:
+        tracked = [from_json(job.get("track", ())) for job in jobs]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise damaged(out, error) from None
     runs = runs or [Run.from_json(job["config"]) for job in jobs]
     try:
         carry_out_plan(
             [(job["label"], run, out / job["folder"]) for job, run in zip(jobs, runs, strict=True)], watch,
-            track=[from_json(job.get("track", ())) for job in jobs],
+            track=tracked,
         )  # fmt: skip
     except Interrupted:
         raise Interrupted(out) from None
@@ -208,26 +211,6 @@ def _groups(runs: Sequence[Run]) -> list[list[int]]:
         most = runs[places[0]].prepare()[1].at_once
         groups += [places[k : k + most] for k in range(0, len(places), most)]
     return groups
-
-
-def read_plan(out: Path) -> list[dict[str, Any]]:
-    """The runs of a comparison: `label`, `folder` and `config` of each.
-
-    They are the list `runs` of compare.json, or all of it in one that was begun before there were verdicts.
-    """
-    try:
-        document = json.loads((out / PLAN).read_text())
-        jobs = document if isinstance(document, list) else document["runs"]
-        for job in jobs:
-            Run.from_json(job["config"])
-            from_json(job.get("track", ()))
-            if not (isinstance(job["label"], str) and isinstance(job["folder"], str)):
-                raise TypeError("label and folder must be texts")
-        if not jobs:
-            raise ValueError("it is empty")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{out / PLAN} cannot be read ({error}); start the comparison again.") from None
-    return jobs
 
 
 def _labels(runs: Sequence[Run]) -> list[str]:

@@ -24,7 +24,7 @@ from pfedme.core.models import Model
 from pfedme.data.federation import Federation
 from pfedme.engine.baseline import baseline
 from pfedme.engine.choices import rounds_to_choice, with_own_lambdas
-from pfedme.engine.devices import cores, everywhere
+from pfedme.engine.devices import cores, replicate
 from pfedme.engine.measure import metric_for
 from pfedme.engine.simulate import MOST_ROUNDS, Evaluation, Simulation, State, advance
 from pfedme.errors import Diverged, InputError, Interrupted, RunError
@@ -129,7 +129,7 @@ def begin(
     if track and not folder:
         raise InputError("A run without a folder cannot be tracked; give it one.")
     if folder:
-        folder.refuse(force=force)
+        folder.check_writable(force=force)
     run, simulation = run.prepare()
     tracking = Tracking()
     if folder:
@@ -511,7 +511,7 @@ class Execution:
         leaves, structure = jax.tree.flatten(start.clients)
         kept = [jnp.asarray(tensors[f"clients.{k}"]) for k in range(len(leaves))]
         w = start.w.like(jnp.asarray(tensors["w"]))
-        return State(about["round"], *everywhere((w, jax.tree.unflatten(structure, kept))))
+        return State(about["round"], *replicate((w, jax.tree.unflatten(structure, kept))))
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from pfedme.algorithms import Algorithm, Alone
 from pfedme.algorithms.alone import STRENGTHS
 from pfedme.data.federation import Federation, Part
 from pfedme.engine.choices import choose, row_score
-from pfedme.engine.devices import everywhere
+from pfedme.engine.devices import replicate
 from pfedme.engine.metrics import Blocks, outcomes
 from pfedme.engine.simulate import Simulation, State, advance
 from pfedme.errors import Diverged
@@ -76,7 +76,7 @@ def chooses_l2(algorithm: Algorithm) -> bool:
 def with_l2(state: State, l2: np.ndarray) -> State:
     """The state before the first round of `alone` with these strengths, one for each client that trains."""
     theta, _ = state.clients
-    return state._replace(clients=everywhere((theta, jnp.asarray(l2, jnp.float32))))
+    return state._replace(clients=replicate((theta, jnp.asarray(l2, jnp.float32))))
 
 
 def pilot(

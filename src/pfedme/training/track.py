@@ -62,7 +62,7 @@ def ready(trackers: tuple[Tracker, ...]) -> tuple[Tracker, ...]:
         except ImportError as error:
             extra = f"pip install 'pfedme[{tracker.name}]'"
             raise InputError(f"--track {tracker.name} needs {extra} ({error}).") from None
-    return tuple(tracker.settled() for tracker in trackers)
+    return tuple(tracker.with_defaults() for tracker in trackers)
 
 
 class Tracking:

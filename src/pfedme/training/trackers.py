@@ -69,7 +69,7 @@ class Tensorboard:
     dir: str | None = None
     """Folder of the event files; tensorboard in the run's own if not given."""
 
-    def settled(self) -> Tensorboard:
+    def with_defaults(self) -> Tensorboard:
         """The same from wherever it is resumed."""
         return dataclasses.replace(self, dir=self.dir and os.path.abspath(self.dir))
 
@@ -162,7 +162,7 @@ class Mlflow:
     experiment: str | None = None
     """Name of the experiment; $MLFLOW_EXPERIMENT_NAME, or pfedme, if not given."""
 
-    def settled(self) -> Mlflow:
+    def with_defaults(self) -> Mlflow:
         """The same from wherever it is resumed; an address with a password is not kept."""
         if self.uri and urlsplit(self.uri).password:
             raise InputError("A password has no place in --track: set MLFLOW_TRACKING_URI instead.")

@@ -17,7 +17,7 @@ from pfedme.files import alone, atomic_write, refuse_file
 from pfedme.tuning.search import Search
 
 
-def refuse(out: Path, search: Search) -> None:
+def check_same_search(out: Path, search: Search) -> None:
     """Raises an error if the folder cannot be one, or holds anything but this search."""
     refuse_file(out)
     plan = out / "tune.json"

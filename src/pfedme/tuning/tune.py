@@ -30,7 +30,7 @@ from pfedme.files import atomic_write, writing
 from pfedme.report.trials import trials_csv, trials_md
 from pfedme.runs.run import Run
 from pfedme.tuning.search import Search
-from pfedme.tuning.study_storage import opened, refuse
+from pfedme.tuning.study_storage import check_same_search, opened
 
 TRIALS = 30
 """Trials of a TPE search if no number is given."""
@@ -117,7 +117,7 @@ def tune(search: Search, trials: int | None, out: Path, *, watch: Watch = lambda
 
     Without a number they are 30, or all points of the grid.
     """
-    refuse(out, search)
+    check_same_search(out, search)
     bench = Bench(search)
     grid = search.grid() if search.how == "grid" else []
     wanted = min(trials or len(grid), len(grid)) if grid else trials or TRIALS

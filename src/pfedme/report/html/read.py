@@ -18,8 +18,8 @@ from pfedme.errors import InputError
 from pfedme.report.tables import KINDS
 from pfedme.runs.folder import Folder
 from pfedme.runs.ledger import COLUMNS, Outcome, text_of
+from pfedme.runs.plan import PLAN, read_plan
 from pfedme.runs.run import Run
-from pfedme.training.compare import PLAN, read_plan
 
 Columns = dict[str, np.ndarray]
 """A table by its columns: texts, or numbers with NaN for an empty cell."""
