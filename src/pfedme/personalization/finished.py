@@ -26,7 +26,7 @@ from pfedme.data.table import Table
 from pfedme.engine.choices import Personalize, Personalized, personalize
 from pfedme.engine.measure import ACCURACY, R2, Measure
 from pfedme.engine.metrics import over_clients
-from pfedme.engine.simulate import Simulation, State
+from pfedme.engine.simulate import Simulation, State, first_model
 from pfedme.errors import Diverged, InputError
 from pfedme.files import atomic_write, writing
 from pfedme.runs.folder import Folder, models_file
@@ -69,7 +69,7 @@ class FinishedRun:
             raise InputError(f"{folder.record} is damaged: {error}; start the run again.") from None
         run.refuse_to_offer()
         run, simulation = run.prepare()
-        start = simulation.start().w
+        start = first_model(simulation.model, simulation.seed)
         try:
             w = jnp.asarray(safetensors.numpy.load_file(folder.model)["w"])
             if w.shape != start.ravel().shape:
@@ -83,7 +83,7 @@ class FinishedRun:
     def trained(cls, run: Run) -> FinishedRun:
         """The run, carried out here and now, without a folder."""
         run, simulation = run.prepare()
-        start = cls(run, simulation, simulation.start().w)
+        start = cls(run, simulation, first_model(simulation.model, simulation.seed))
         return dataclasses.replace(start, w=start.again(simulation.federation))
 
     @property
@@ -105,7 +105,9 @@ class FinishedRun:
                     f"{self.run.algorithm.name} diverged in round {state.t} of a training for its "
                     "clients' own models; lower its step size."
                 )
-        return state.w
+        shared = again.shared(state)
+        assert shared is not None
+        return shared
 
     def alone(self, federation: Federation) -> tuple[Callable[[Federation], Params], bool]:
         """What trains the clients of a federation by themselves, with the rounds and the l2 that are best on
