@@ -140,8 +140,8 @@ def test_a_larger_budget_changes_nothing_once_training_has_converged(algorithm: 
     small, large = (pilot(algorithm, sim, budget=budget) for budget in (600, 6000))
     assert small.converged
     assert max(2.1 * small.rounds, 1.5 * ENOUGH) <= 600
-    l2 = [np.zeros(0) if found.l2 is None else found.l2 for found in (small, large)]
-    np.testing.assert_array_equal(*l2)
+    mine, theirs = (np.zeros(0) if found.l2 is None else found.l2 for found in (small, large))
+    np.testing.assert_array_equal(mine, theirs)
     assert small._replace(l2=None) == large._replace(l2=None)
 
 
