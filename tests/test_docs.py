@@ -88,6 +88,7 @@ def understood(
     monkeypatch.setattr(pfedme.execute, "execute", stop)
     monkeypatch.setattr(importlib.import_module("pfedme.compare"), "compare", stop)
     monkeypatch.setattr(importlib.import_module("pfedme.tune"), "tune", stop)
+    monkeypatch.setattr(importlib.import_module("pfedme.experiments.verdicts"), "study_verdicts", stop)
     monkeypatch.setattr(Synthetic, "load", stop)
     monkeypatch.setattr(Mnist, "load", stop)
     monkeypatch.setattr(Table, "load", stop)
