@@ -48,7 +48,7 @@ class Cohort(NamedTuple):
     """Randomness of the server's own, a function of (seed, round)."""
     clients: jax.Array
     """Their places among all clients."""
-    count: jax.Array
+    rows: jax.Array
     """Their training rows; zero marks an absent client."""
     total: int
     """N: how many clients there are."""
@@ -66,8 +66,8 @@ class Algorithm:
         server = algorithm.server_update(server, uploads, cohort)
 
     where `server` is whatever the server keeps, by default the shared model w, and `state_i` is whatever
-    client i keeps, by default nothing. All methods are pure functions that JAX can trace. Only `client_update`
-    must be written. Checkpoints hold everything that is kept; a deployed client keeps its own state.
+    client i keeps, by default nothing. All methods are pure functions that JAX can trace; `client_update` is
+    the only one that must be written. Checkpoints hold all that is kept; a deployed client keeps its own state.
 
     As an example, FedAvg whose server has momentum, v ← μ v + mean of the Δ_i and w ← w + v:
 
@@ -188,7 +188,7 @@ class Algorithm:
 
     def weights(self, cohort: Cohort) -> jax.Array:
         """p_i: uniform, or proportional to the rows; zero for an absent client."""
-        share = (cohort.count > 0) if self.aggregation == "uniform" else cohort.count
+        share = (cohort.rows > 0) if self.aggregation == "uniform" else cohort.rows
         return share / jnp.sum(share)
 
     def shared(self, server: Any, clients: Any, /) -> Params | None:

@@ -326,9 +326,9 @@ def with_own_lambdas(simulation: Simulation, state: State, how: Personalize | No
     offered = [Candidate("personal", lam, how.steps) for lam in lams]
     key = jax.random.fold_in(jax.random.fold_in(simulation.key, 2**32 - 2), state.t)
     who, blocks = np.arange(federation.clients), Blocks.cut(*federation.rows("validation"))
-    walked = lambda_path(
-        how, simulation.model, federation, simulation.shared(state), None, offered, key, who, blocks
-    )
+    w = simulation.shared(state)
+    assert w is not None
+    walked = lambda_path(how, simulation.model, federation, w, None, offered, key, who, blocks)
     scores = np.stack([row_score(found) for found, _ in walked], axis=1)
     choice = choose(scores, blocks.owner(), federation.clients, how.caution)
     return state._replace(clients=replicate(jnp.asarray(np.array(lams, np.float32)[choice])))
