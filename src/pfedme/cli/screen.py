@@ -165,20 +165,21 @@ def waiting(what: str) -> Iterator[Callable[[str], None]]:
 
 def print_offer(found: Personalized, federation: Federation, out: Path) -> None:
     """What each method gives the clients, what they chose, and what they gain."""
-    from pfedme.personalization.finished import names, summary
+    from pfedme.personalization.finished import methods
 
     labels = {"given": "pfedme (given λ)", "own-lambda": "own λ, joined"}
     rows = []
-    what = found.measure
-    for name in names(found):
-        s = summary(found, found.of(name))
-        values = [what.text(what.scale * s[k]) for k in (what.key, "mean", "worst_decile")]
-        rows.append([labels.get(name, name), *values, _percent(s["harmed"])])
+    what, usual = found.measure, [found.usual] if found.metric else []
+    for name, entry in methods(found).items():
+        values = [_text(what, entry[k]) for k in (what.key, "mean", "worst_decile")]
+        values += [_text(other, entry[other.key]) for other in usual]
+        rows.append([labels.get(name, name), *values, _percent(entry["harmed"])])
     console = _console()
     heads = [f"{head} {what.sign}" for head in ("over all rows", "client mean", "worst tenth")]
+    heads += [other.title for other in usual]
     print_table(
         console, f"{found.clients} clients: test {what.name} of a model for each",
-        ["model", *heads, "harmed %"], rows,
+        ["model", *heads, "harmed %"], rows, spare=[other.title for other in usual],
     )  # fmt: skip
     print_verdict(found.verdict(), console)
     for sentence in tables.offer_sentences(found):
@@ -228,7 +229,7 @@ def print_newcomers(levels: Sequence[Level], out: Path) -> None:
     header = ["rows", "clients", *(f"{name} {what.sign}" for name in names)]
     rows = [
         [str(level.rows), str(level.clients),
-         *(what.text(what.scale * level.methods[m]["mean"]) for m in methods)]
+         *(_text(what, level.methods[m]["mean"]) for m in methods)]
         for level in levels
     ]  # fmt: skip
     console = _console()
@@ -486,6 +487,11 @@ def _table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> 
     for row in rows:
         table.add_row(*row)
     return table
+
+
+def _text(what: Measure, value: float | None) -> str:
+    """A number of a record in a table."""
+    return what.text(None if value is None else what.scale * value)
 
 
 def _percent(value: float | None) -> str:

@@ -98,7 +98,12 @@ def document(runs: Sequence[Told]) -> dict[str, Any]:
             {"label": groups[k].one(told), "group": k, "counts": clients.chosen(told)} for k, told in offers
         ],
         "methods": [
-            {"label": groups[k].one(told), "measure": groups[k].usual.key, "methods": told.methods}
+            {
+                "label": groups[k].one(told),
+                "measure": (told.verdict or {}).get("metric") or groups[k].usual.key,
+                "usual": groups[k].usual.key,
+                "methods": told.methods,
+            }
             for k, told in offers
             if told.methods
         ],
@@ -183,7 +188,8 @@ def gains(
         key = clients.measure_of_offer(told, groups[place])
         label = f"{groups[place].one(told)}: the model each client chose"
         panel = clients.panel(clients.gain_of_offer(told, key), most)
-        found.append({"label": label, "group": place, "measure": key, "paired": True, **panel})
+        paired = clients.is_paired(told, key)
+        found.append({"label": label, "group": place, "measure": key, "paired": paired, **panel})
     for place, table in beside:
         group = groups[place]
         label = f"{group.label}: {group.kinds[-1]} model"

@@ -118,7 +118,7 @@ def _verdicts(groups: Sequence[Group]) -> list[dict[str, Any]]:
     return [
         {
             **{key: verdict.get(key) for key in ("verdict", "clients", "gaining", "losing")},
-            **{key: number(verdict.get(key)) for key in ("gain", "low", "high")},
+            **{key: number(verdict.get(key)) for key in ("gain", "low", "high", "level")},
             "metric": str(verdict.get("metric") or ACCURACY.key),
             "joined": str(verdict.get("joined") or joined),
             "why": str(verdict.get("why") or ""),
