@@ -15,6 +15,7 @@ import numpy as np
 
 from pfedme.algorithms import FedAvg
 from pfedme.core.models import MLR
+from pfedme.core.tree import Params
 from pfedme.data import parse_data
 from pfedme.data.federation import Federation
 from pfedme.deploy.judge import Upload, clipped
@@ -44,20 +45,19 @@ def accuracy(
     like = jax.eval_shape(model.init, jax.random.key(0))
     state, before = simulation.start(), list[float]()
     for t in range(rounds):
-        w = np.asarray(state.w.ravel())
+        w = np.asarray(state.server.ravel())
         uploads = np.array(simulation.update(state, simulation.cohort_of(t)).upload.ravel(1))
-        lengths = np.linalg.norm(uploads - w, axis=1)
+        lengths = np.linalg.norm(uploads, axis=1)
         if malicious:
-            times = 3 * np.median(lengths[attackers:]) / lengths[:attackers, None]
-            uploads[:attackers] = w - times * (uploads[:attackers] - w)
+            uploads[:attackers] *= -3 * np.median(lengths[attackers:]) / lengths[:attackers, None]
         names = [str(k) for k in range(len(uploads))]
-        norms = np.linalg.norm((uploads - w).astype(float), axis=1).tolist()
+        norms = np.linalg.norm(uploads.astype(float), axis=1).tolist()
         parts = {n: Part(t + 1, 1, n, "counted", norm=norm) for n, norm in zip(names, norms, strict=True)}
-        sent = {n: Upload(upload, 1) for n, upload in zip(names, uploads, strict=True)}
-        _, sent = clipped(parts, sent, w, before, clip=clip, far=10.0)
+        sent = {n: Upload(Params(upload), 1) for n, upload in zip(names, uploads, strict=True)}
+        _, sent = clipped(parts, sent, before, clip=clip, far=10.0)
         before += norms
-        mean = np.mean([upload.w for upload in sent.values()], axis=0, dtype=float)
-        state = state._replace(t=t + 1, w=like.like(jnp.asarray(mean, jnp.float32)))
+        mean = w + np.mean([upload.tree.tree for upload in sent.values()], axis=0, dtype=float)
+        state = state._replace(t=t + 1, server=like.like(jnp.asarray(mean, jnp.float32)))
     honest = np.arange(attackers, clients)
     return 100 * simulation.evaluate(state, honest)[0].entry()["global"]["accuracy"]
 

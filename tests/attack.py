@@ -84,7 +84,7 @@ def victim(rows: Rows, seed: int) -> Respond:
         simulation, like = simulations[key]
         start = simulation.start(like(w.astype(np.float32)))
         update = simulation.update(start._replace(t=ask.round), np.zeros(1, int))
-        return np.asarray(update.upload.ravel(1)[0])
+        return w + np.asarray(update.upload.ravel(1)[0])
 
     return respond
 
@@ -572,7 +572,8 @@ def inverted(seen: Seen, algorithm: Algorithm, model: Network, seed: int, n: int
             problem = Problem(
                 relaxed, rows[:, :d], rows[:, d:], zero, jnp.int32(n), zero, t, n, algorithm.batches
             )
-            return (algorithm.client_update(key, problem, like.like(w), ()).upload.ravel() - upload) / scale
+            sent = algorithm.client_update(key, problem, like.like(w), ()).upload.ravel()
+            return (w + sent - upload) / scale
 
         rounds = jnp.arange(len(ws), dtype=jnp.uint32)
 

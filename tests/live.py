@@ -121,7 +121,7 @@ class Hook:
 
                     server.words = changed
                     if attempt == 2:
-                        progress = module.dataclasses.replace(progress, t=0, w=progress.w + 1)
+                        progress = module.dataclasses.replace(progress, t=0, server=2 * progress.server)
                     found = replies(server, progress, here, cohort, attempt)
                     del server.words
                     return found

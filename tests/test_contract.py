@@ -28,10 +28,11 @@ from laws import (
 )
 
 from pfedme.algorithms import ALGORITHMS, Algorithm, Alone, FedAvg, Models, Pooled
+from pfedme.algorithms.base import Cohort
 from pfedme.core.spec import check, field_docs, field_types
 from pfedme.core.tree import Params
 from pfedme.data.federation import Federation
-from pfedme.engine.simulate import Simulation, State
+from pfedme.engine.simulate import Simulation, State, server_key
 from pfedme.training.execute import compilation
 
 N = len(RAGGED)
@@ -79,14 +80,20 @@ def test_an_algorithm_is_frozen_listed_by_name_and_documented_field_by_field(cls
 def test_a_clients_part_of_a_round_has_the_promised_form(cls):
     algorithm, own_problem = tiny(cls), problem(federation(), network(), 0)
     w = jax.eval_shape(network().init, jax.random.key(0))
-    state = jax.eval_shape(algorithm.init, w)
-    update = jax.eval_shape(algorithm.client_update, jax.random.key(0), own_problem, w, state)
-    models, info = jax.eval_shape(algorithm.answer, jax.random.key(0), own_problem, w, state)
+    key = jax.random.key(0)
+    server = jax.eval_shape(lambda: algorithm.begin(key, lambda _: network().init(key), N))
+    sent = jax.eval_shape(algorithm.send, server, jnp.int32(0))
+    state = jax.eval_shape(algorithm.init, sent)
+    update = jax.eval_shape(algorithm.client_update, key, own_problem, sent, state)
+    models, info = jax.eval_shape(algorithm.answer, key, own_problem, sent, state)
 
     def form(tree: Any) -> Any:
         return jax.tree.structure(tree), [(a.shape, a.dtype) for a in jax.tree.leaves(tree)]
 
-    assert form(update.upload) == form(w)
+    if algorithm.federated:
+        uploads = jax.tree.map(lambda a: jax.ShapeDtypeStruct((3, *a.shape), a.dtype), update.upload)
+        cohort = Cohort(key, jnp.arange(3), jnp.array([1, 7, 2]), N)
+        assert form(jax.eval_shape(algorithm.server_update, server, uploads, cohort)) == form(server)
     assert form(update.state) == form(state)
     for given_models in (update.models, models):
         held = [m for m in given_models if m is not None]
@@ -102,17 +109,22 @@ uploads_ = arrays(np.float32, (4, 3), elements=st.integers(-50, 50).map(lambda n
 counts_ = arrays(np.int32, 4, elements=st.integers(0, 9)).filter(lambda c: c.any())
 
 
+def cohort_with(rows: Any) -> Cohort:
+    """Clients with so many rows."""
+    return Cohort(jax.random.key(0), jnp.arange(len(rows)), jnp.asarray(rows), len(rows))
+
+
 @pytest.mark.parametrize("aggregation", ["uniform", "samples"])
 @settings(derandomize=True, deadline=None, max_examples=25)
 @given(uploads_, counts_, st.floats(0.125, 4, width=32))
 def test_the_server_mixes_w_with_the_mean_of_those_present(aggregation, uploads, counts, beta):
-    """w ← (1 − β) w + β Σ p_i w_i; a count of zero marks an absent client."""
+    """w ← (1 − β) w + β Σ p_i w_i, where w_i − w is sent; a count of zero marks an absent client."""
     w, present = np.array([1.0, -2.0, 0.5]), counts > 0
     got = jax.jit(FedAvg.server_update)(
         FedAvg(beta=beta, aggregation=aggregation),
         Params(jnp.asarray(w, jnp.float32)),
-        Params(uploads),
-        counts,
+        Params(uploads - w.astype(np.float32)),
+        cohort_with(counts),
     )
     want = oracles.server(
         w,
@@ -132,17 +144,16 @@ def test_what_an_absent_client_would_have_sent_does_not_matter(aggregation):
     ends = []
     for garbage in (0.0, 1e20):
         sent[[1, 3]] = garbage
-        ends.append(algorithm.server_update(w, Params(jnp.asarray(sent)), counts))
+        ends.append(algorithm.server_update(w, Params(jnp.asarray(sent)), cohort_with(counts)))
     assert_close(*ends)
 
 
-@every_algorithm
-def test_uploads_that_agree_with_w_leave_it_where_it_is(cls):
+@pytest.mark.parametrize("aggregation", ["uniform", "samples"])
+def test_uploads_of_nothing_leave_w_where_it_is(aggregation):
     w = Params(jnp.array([1.0, -2.0, 0.5]))
-    for aggregation in ("uniform", "samples"):
-        algorithm = tiny(cls, beta=2.0, aggregation=aggregation)
-        after = algorithm.server_update(w, Params(jnp.tile(w.tree, (4, 1))), jnp.array([1, 7, 2, 9]))
-        assert_close(after, w)
+    algorithm = FedAvg(beta=2.0, aggregation=aggregation)
+    after = algorithm.server_update(w, Params(jnp.zeros((4, 3))), cohort_with([1, 7, 2, 9]))
+    assert_same_bits(after, w)
 
 
 # --- training sees training rows only
@@ -208,23 +219,27 @@ def test_a_newcomer_disturbs_nobody(cls, newcomer):
 
 @with_clients
 def test_training_the_cohort_only_is_training_everyone_and_averaging_the_cohort(cls):
-    """Everyone trains one by one, with keys from (seed, round, id); NumPy takes the mean."""
+    """Everyone trains one by one, with keys from (seed, round, id); the cohort's uploads go to the server."""
     sim, states, models, _ = three_rounds(cls)
     algorithm, fed = sim.algorithm, sim.federation
     update_of = jax.jit(algorithm.client_update)
-    w, kept, updates = states[0].server, [own(states[0].clients, i) for i in range(N)], []
+    server, kept, updates = states[0].server, [own(states[0].clients, i) for i in range(N)], []
     for t, state in enumerate(states):
-        assert_close(w, state.server)
+        assert_close(server, state.server)
         assert_close(kept, [own(state.clients, i) for i in range(N)])
         keys = [jax.random.fold_in(jax.random.fold_in(jax.random.key(0), t), int(i)) for i in fed.ids]
         with compiling(optimised=False):
-            updates = [update_of(keys[i], problem(fed, sim.model, i), w, kept[i]) for i in range(N)]
+            updates = [
+                update_of(keys[i], problem(fed, sim.model, i), algorithm.send(server, jnp.int32(i)), kept[i])
+                for i in range(N)
+            ]
         cohort = sim.cohort_of(t).tolist()
-        if algorithm.has_global:
-            sent, counts = [flat(updates[i].upload) for i in cohort], fed.n_train[cohort].tolist()
-            by_samples = algorithm.aggregation == "samples"
-            mean = oracles.server(flat(w), sent, counts, beta=algorithm.beta, by_samples=by_samples)
-            w = w.like(jnp.asarray(mean, jnp.float32))
+        if algorithm.federated:
+            uploads = jax.tree.map(lambda *all: jnp.stack(all), *(updates[i].upload for i in cohort))
+            who = Cohort(
+                server_key(jax.random.key(0), t), jnp.array(cohort), jnp.asarray(fed.n_train[cohort]), N
+            )
+            server = algorithm.server_update(server, uploads, who)
         kept = [updates[i].state if i in cohort else kept[i] for i in range(N)]
     if cls.answer is Algorithm.answer:
         for i in range(N):
@@ -263,7 +278,7 @@ def test_the_same_seed_gives_the_same_bits_and_another_seed_does_not(cls):
 @every_algorithm
 def test_training_moves_the_models(cls):
     sim, states, models, _ = three_rounds(cls)
-    assert differs(states[0].server, states[-1].server) == sim.algorithm.has_global
+    assert differs(states[0].server, states[-1].server) == sim.algorithm.federated
     first, _ = sim.answer(states[0])
     for kind in Models._fields:
         if getattr(models, kind) is not None:

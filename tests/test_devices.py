@@ -27,7 +27,7 @@ for name in ("pfedme", "alone"):
     assert finite
     evaluation, models = simulation.evaluate(state)
     result[name] = {
-        "w": state.w.ravel().tolist(),
+        "w": state.server.ravel().tolist(),
         "personal": None if models.personal is None else models.personal.ravel(1).tolist(),
         "loss": {kind: scores.loss.tolist() for kind, scores in evaluation.test.items()},
         "correct": {kind: scores.correct.tolist() for kind, scores in evaluation.test.items()},

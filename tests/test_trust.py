@@ -24,6 +24,7 @@ from test_deploy import NAMES, QUICK, Room, deployed, ledger, owners
 from pfedme import __version__
 from pfedme.algorithms import Algorithm, FedAvg, PFedMe
 from pfedme.core.models import DNN, MLR
+from pfedme.core.tree import Params, to_vectors
 from pfedme.data.federation import Federation
 from pfedme.data.hashing import ids_of_names
 from pfedme.data.schema import Schema
@@ -84,7 +85,7 @@ def rob(client: Client, rounds: int = 2000) -> attack.Respond:
             answered = -1
         answered = max(ask.round, answered + 1)  # no round is answered twice
         asked = Content({"agreement": joined[key], "round": answered}, {"w": w.astype(np.float32)})
-        return client.train(asked).arrays["w"]
+        return w + client.train(asked).arrays["w"]
 
     return respond
 
@@ -178,7 +179,7 @@ class Bound:
 
     def train(self, t: int, w: np.ndarray | None = None, sha: str | None = None) -> Content:
         """The client's answer to a round."""
-        w = self.progress.w if w is None else w
+        w = to_vectors(self.progress.server)["w"] if w is None else w
         return self.client.train(Content({"agreement": sha or self.sha, "round": t}, {"w": w}))
 
     def join(self, **changes: Any) -> Content:
@@ -202,7 +203,7 @@ def changed(schema: Words, **changes: Any) -> Words:
 def test_a_round_is_answered_once_and_for_one_w(tmp_path: Path):
     bound = Bound(tmp_path)
     first = bound.train(1)
-    model, other = bound.files(), bound.progress.w + np.float32(0.1)
+    model, other = bound.files(), to_vectors(bound.progress.server)["w"] + np.float32(0.1)
     np.testing.assert_array_equal(bound.train(1).arrays["w"], first.arrays["w"])  # a try that is repeated
     for t, w, why in (
         (0, None, "round 1 has passed; it has answered round 2"),
@@ -218,7 +219,7 @@ def test_a_round_is_answered_once_and_for_one_w(tmp_path: Path):
         assert bound.files() == model
     assert bound.train(2, other).arrays
     assert bound.files() != model
-    asked = Content({"agreement": bound.sha, "round": 2, "last": True}, {"w": bound.progress.w})
+    asked = Content({"agreement": bound.sha, "round": 2, "last": True}, to_vectors(bound.progress.server))
     with pytest.raises(Refusal, match="it has answered round 3 for another w"):
         bound.client.finish(asked)
 
@@ -412,7 +413,7 @@ def test_mini_batches_are_the_clients_secret(tmp_path: Path):
     uploads.append(bound.train(0).arrays["w"])
     open_key = dataclasses.replace(SAFE, batch_key="seed")
     own = dataclasses.replace(bound.client, policy=open_key)
-    asked = Content({"agreement": bound.sha, "round": 1}, {"w": bound.progress.w})
+    asked = Content({"agreement": bound.sha, "round": 1}, to_vectors(bound.progress.server))
     uploads.append(own.train(asked).arrays["w"])
     assert not np.array_equal(uploads[0], uploads[1])
     assert not np.array_equal(uploads[1], uploads[2])
@@ -609,16 +610,15 @@ def accuracy(federation: Federation, attackers: int, clip: float, *, bad: bool =
     for t in range(60):
         w = np.asarray(state.server.ravel())
         uploads = np.array(simulation.update(state, np.arange(clients)).upload.ravel(1))
-        lengths = np.linalg.norm(uploads - w, axis=1)
+        lengths = np.linalg.norm(uploads, axis=1)
         if bad:
-            far = 3 * np.median(lengths[attackers:]) / lengths[:attackers, None]
-            uploads[:attackers] = w - far * (uploads[:attackers] - w)
-        lengths = np.linalg.norm((uploads - w).astype(float), axis=1)
+            uploads[:attackers] *= -3 * np.median(lengths[attackers:]) / lengths[:attackers, None]
+        lengths = np.linalg.norm(uploads.astype(float), axis=1)
         parts = {str(k): Part(t + 1, 1, str(k), "counted", norm=float(n)) for k, n in enumerate(lengths)}
-        sent = {str(k): judge.Upload(upload, 1) for k, upload in enumerate(uploads)}
-        parts, sent = judge.clipped(parts, sent, w, norms, clip=clip, far=10.0)
+        sent = {str(k): judge.Upload(Params(upload), 1) for k, upload in enumerate(uploads)}
+        parts, sent = judge.clipped(parts, sent, norms, clip=clip, far=10.0)
         norms += lengths.tolist()
-        mean = np.mean([upload.w for upload in sent.values()], axis=0, dtype=float)
+        mean = w + np.mean([upload.tree.tree for upload in sent.values()], axis=0, dtype=float)
         state = state._replace(t=t + 1, server=like.like(jnp.asarray(mean, jnp.float32)))
     return 100 * simulation.evaluate(state, np.arange(attackers, clients))[0].entry()["global"]["accuracy"]
 
@@ -722,7 +722,7 @@ def test_the_ledger_grows_by_what_is_new_and_a_round_that_was_not_saved_leaves_n
     whole = path.read_text()
     with path.open("a") as file:
         file.write("3,1,east,counted,,,,,,\n")  # and then the server was killed
-    again = DeploymentRecord(plan, tmp_path / "run", "pfedme server").restore()
+    again = DeploymentRecord(plan, tmp_path / "run", "pfedme server").restore(server)
     assert again is not None
     assert path.read_text() == whole
     assert (again.t, again.norms, dict(again.lates)) == (2, progress.norms, dict(progress.lates))

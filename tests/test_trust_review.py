@@ -19,6 +19,7 @@ from test_trust import SAFE, Bound, changed
 from pfedme import __version__
 from pfedme.algorithms import FedAvg, PFedMe
 from pfedme.core.models import MLR
+from pfedme.core.tree import to_vectors
 from pfedme.deploy import server as servers
 from pfedme.deploy.agreement import agree, to_words
 from pfedme.deploy.client import REFUSED, Client
@@ -57,10 +58,12 @@ def test_an_agreement_of_the_past_is_not_followed_without_approval(tmp_path: Pat
         other = dataclasses.replace(bound.client, policy=dataclasses.replace(SAFE, approve=approve))
         for work, t in ((other.train, 1), (other.finish, 4)):
             with pytest.raises(Refusal, match=why):
-                work(Content({"agreement": bound.sha, "round": t}, {"w": bound.progress.w}))
+                work(Content({"agreement": bound.sha, "round": t}, to_vectors(bound.progress.server)))
     sha = sha256(bound.plan.offer())
     known = dataclasses.replace(bound.client, policy=dataclasses.replace(SAFE, approve=sha))
-    assert known.train(Content({"agreement": bound.sha, "round": 1}, {"w": bound.progress.w})).arrays
+    assert known.train(
+        Content({"agreement": bound.sha, "round": 1}, to_vectors(bound.progress.server))
+    ).arrays
 
 
 @pytest.mark.parametrize(
@@ -77,7 +80,7 @@ def test_a_limit_that_was_lowered_holds_for_an_agreement_of_the_past(
     bound = Bound(tmp_path)
     strict = dataclasses.replace(bound.client, policy=dataclasses.replace(SAFE, **limits))
     with pytest.raises(Refusal) as refusal:
-        strict.train(Content({"agreement": bound.sha, "round": 0}, {"w": bound.progress.w}))
+        strict.train(Content({"agreement": bound.sha, "round": 0}, to_vectors(bound.progress.server)))
     assert why in str(refusal.value)
 
 
@@ -105,10 +108,10 @@ def test_only_the_plan_that_was_shown_is_approved(tmp_path: Path):
 def test_one_message_after_the_other_is_noted(tmp_path: Path):
     """Each message has a process of its own: two must not find the same round unanswered, or no plan."""
     bound = Bound(tmp_path)
-    pins, w = bound.client.pins, bound.progress.w
+    pins, w = bound.client.pins, to_vectors(bound.progress.server)["w"]
     plan = bound.plan.offer()
     for work in (
-        lambda: pins.enter(bound.sha, 0, w, train=True),
+        lambda: pins.enter(bound.sha, 0, {"w": w}, train=True),
         lambda: pins.approved(plan, "any"),
         lambda: pins.bind(bound.progress.agreement.words(plan), ""),
         lambda: pins.approve(sha256(plan)),
@@ -130,7 +133,9 @@ def test_rounds_that_come_at_once_are_answered_for_one_w(tmp_path: Path):
 
     def enter(k: int) -> None:
         try:
-            Pins(bound.client.state).enter(bound.sha, 0, bound.progress.w + np.float32(k), train=True)
+            Pins(bound.client.state).enter(
+                bound.sha, 0, {"w": to_vectors(bound.progress.server)["w"] + np.float32(k)}, train=True
+            )
         except Refusal as refusal:
             refused.append(str(refusal))
 
@@ -147,7 +152,7 @@ def test_a_round_counts_for_the_agreement_that_it_is_of(tmp_path: Path):
     schema = bound.progress.agreement.schema.to_json()
     bound.join(schema=changed(schema, mean=schema["columns"][0]["mean"] + 0.1))
     with pytest.raises(Refusal, match="this is about another"):  # which a message in between has replaced
-        bound.client.pins.enter(bound.sha, 0, bound.progress.w, train=True)
+        bound.client.pins.enter(bound.sha, 0, to_vectors(bound.progress.server), train=True)
 
 
 @pytest.mark.parametrize(
@@ -352,8 +357,8 @@ def test_scores_of_a_client_do_not_end_the_run(scores: Words, tmp_path: Path):
 def test_a_reason_is_short_whatever_was_uploaded():
     w = np.zeros(3, np.float32)
     wide = np.zeros(1, np.dtype([(f"field {k}", "f4") for k in range(500)]))
-    assert len(unfit(Content({}, {"w": wide}), w, weighted=False)) < 200
-    assert len(unfit(Content({}, {"w": w.reshape((1,) * 30 + (3,))}), w, weighted=False)) < 200
+    assert len(unfit(Content({}, {"w": wide}), {"w": w}, weighted=False)) < 200
+    assert len(unfit(Content({}, {"w": w.reshape((1,) * 30 + (3,))}), {"w": w}, weighted=False)) < 200
 
 
 def test_a_name_that_is_claimed_is_a_short_line():

@@ -67,7 +67,7 @@ class Algorithm:
 
     where `server` is whatever the server keeps, by default the shared model w, and `state_i` is whatever
     client i keeps, by default nothing. All methods are pure functions that JAX can trace; `client_update` is
-    the only one that must be written. Checkpoints hold all that is kept; deployed clients keep their own state.
+    the only one that must be written. Checkpoints hold all that is kept; deployed clients keep theirs.
 
     As an example, FedAvg whose server has momentum, v ← μ v + mean of the Δ_i and w ← w + v:
 

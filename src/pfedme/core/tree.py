@@ -152,6 +152,43 @@ def tree_of(name: str, arrays: Mapping[str, np.ndarray], like: T) -> T:
     return jax.tree.unflatten(structure, [jnp.asarray(own) for own in found])
 
 
+def to_vectors(tree: Any) -> dict[str, np.ndarray]:
+    """The numbers of a tree as a few vectors, for a message: `w` has those in float32, `w.int32` those, ...
+
+    >>> to_vectors((Params([jnp.ones(2), jnp.zeros(1)]), jnp.int32(7)))
+    {'w': array([1., 1., 0.], dtype=float32), 'w.int32': array([7], dtype=int32)}
+    """
+    found: dict[str, list[np.ndarray]] = {}
+    for leaf in map(np.asarray, jax.tree.leaves(tree)):
+        found.setdefault(_vector_name(leaf.dtype), []).append(leaf.reshape(-1))
+    return {name: np.concatenate(parts) for name, parts in found.items()}
+
+
+def vector_shapes(like: Any) -> dict[str, jax.ShapeDtypeStruct]:
+    """The shapes of what `to_vectors` makes of a tree with the form of `like`."""
+    leaves = jax.tree.leaves(like)
+    types = {_vector_name(leaf.dtype): leaf.dtype for leaf in leaves}
+    return {
+        name: jax.ShapeDtypeStruct((sum(leaf.size for leaf in leaves if leaf.dtype == dtype),), dtype)
+        for name, dtype in types.items()
+    }
+
+
+def from_vectors(vectors: Mapping[str, np.ndarray], like: T) -> T:
+    """The inverse of `to_vectors`, for a tree with the form of `like`; the vectors must have its shapes."""
+    leaves, structure = jax.tree.flatten(like)
+    at, found = dict.fromkeys(vectors, 0), []
+    for leaf in leaves:
+        name = _vector_name(leaf.dtype)
+        found.append(jnp.asarray(vectors[name][at[name] : at[name] + leaf.size].reshape(leaf.shape)))
+        at[name] += leaf.size
+    return jax.tree.unflatten(structure, found)
+
+
+def _vector_name(dtype: Any) -> str:
+    return "w" if dtype == np.float32 else f"w.{np.dtype(dtype).name}"
+
+
 @dataclasses.dataclass(frozen=True)
 class Layers:
     """The layers of a point, from which some can be taken: the entries of the list, or of the dictionary in

@@ -31,6 +31,7 @@ from pfedme.deploy.messages import GONE, Content, Kind, Refusal, Reply, Words
 from pfedme.deploy.plan import Plan
 from pfedme.deploy.policy import LONGEST_TEXT, Policy
 from pfedme.deploy.server import Enough, Progress, Server, never
+from pfedme.engine.cost import size_of
 from pfedme.engine.devices import keep_compiled_programs
 from pfedme.errors import InputError, RunError, unknown
 
@@ -130,7 +131,7 @@ def trained(own: Client, asked: Content) -> Content:
     if line := news(asked.words.get("news")):
         say(line)
     content = own.train(asked)
-    say(f"Round {asked.words['round'] + 1}: trained; w_i leaves this machine.")
+    say(f"Round {asked.words['round'] + 1}: trained; its update leaves this machine.")
     return content
 
 
@@ -301,7 +302,8 @@ def main(grid: Grid, context: Context) -> None:
 
     def bound_uploads(progress: Progress) -> None:
         if config["limit"]:
-            write_limit(Path(str(config["limit"])), progress.w.nbytes + BESIDE_W)
+            message = server.exchange(progress.agreement).message
+            write_limit(Path(str(config["limit"])), size_of(message) + BESIDE_W)
 
     server = Server(plan, FlowerChannel(grid, names), book.tell)
     carry_out(server, book, resume=bool(config["resume"]), agreed=bound_uploads)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from pfedme import __version__
+from pfedme.core.tree import leaves, tree_of
 from pfedme.data.deployed import Deployed
 from pfedme.data.federation import Federation
 from pfedme.deploy.agreement import Agreement
@@ -110,14 +111,15 @@ class DeploymentRecord:
                 "attempt": progress.attempt,
                 "norms": list(progress.norms),
                 "lates": dict(progress.lates),
+                "counted": dict(progress.counted),
                 "history": list(progress.history),
                 "ledger": length,
                 "spent": self.before + time.monotonic() - self.began,
             }
-            self.folder.write_checkpoint({"w": progress.w}, about)
+            self.folder.write_checkpoint(leaves("server", progress.server), about)
         return dataclasses.replace(progress, ledger=())
 
-    def restore(self) -> Progress | None:
+    def restore(self, server: Server) -> Progress | None:
         """The state in the checkpoint; None if the run had not come to its first round."""
         if not self.folder.checkpoint.exists():
             return None
@@ -126,13 +128,15 @@ class DeploymentRecord:
         with writing(self.folder.path), (self.folder.path / LEDGER).open("ab") as ledger:
             # Lines of a round that was not saved, because the server was killed between the two.
             ledger.truncate(int(about["ledger"]))
+        agreement = Agreement.from_json(about["agreement"])
         return Progress(
             t=int(about["round"]),
-            w=tensors["w"],
-            agreement=Agreement.from_json(about["agreement"]),
+            server=tree_of("server", tensors, server.first_server(agreement)),
+            agreement=agreement,
             attempt=int(about["attempt"]),
             norms=tuple(about["norms"]),
             lates=dict(about["lates"]),
+            counted=dict(about["counted"]),
             history=tuple(about["history"]),
         )
 
@@ -147,7 +151,9 @@ class DeploymentRecord:
         )  # fmt: skip
         model = server.model_for(schema)
         with writing(self.folder.path):
-            atomic_write(self.folder.model, models_file({"w": progress.w}, model, nobody, ()))
+            shared = server.shared(progress)
+            tensors = {} if shared is None else {"w": np.asarray(shared.ravel())}
+            atomic_write(self.folder.model, models_file(tensors, model, nobody, ()))
             shared = {
                 name: content.words["scores"] for name, content in told.items() if "scores" in content.words
             }
@@ -209,7 +215,7 @@ def carry_out(
 ) -> None:
     """A deployed run from its beginning, or from its last round, to its end; `agreed` is called before its
     first round."""
-    plan, progress = server.plan, book.restore() if resume else None
+    plan, progress = server.plan, book.restore(server) if resume else None
     try:
         if progress is None:
             (book.folder.path / LEDGER).unlink(missing_ok=True)

@@ -2,13 +2,15 @@
 
 A server is not trusted. What it may ask for is in the client's policy; the plan is pinned once its owner has
 approved it, and the agreement once it was checked against the table; a message names that agreement by its
-hash, a round and w, and nothing else in it has a meaning.
+hash, a round, what the algorithm sends in it, and which of the client's uploads was the last to count, and
+nothing else in it has a meaning.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ import numpy as np
 from pfedme import __version__
 from pfedme.algorithms.base import Models
 from pfedme.core.models import Model
+from pfedme.core.tree import Params, from_vectors, to_vectors, vector_shapes
 from pfedme.data.federation import Federation, Part
 from pfedme.data.fitting import Told
 from pfedme.data.hashing import ids_of_names
@@ -27,12 +30,13 @@ from pfedme.data.schema import Schema
 from pfedme.data.table import Table
 from pfedme.deploy.agreement import to_words
 from pfedme.deploy.log import one_line
-from pfedme.deploy.messages import Content, Refusal, Words
+from pfedme.deploy.memory import Memory
+from pfedme.deploy.messages import SHARED, Content, Refusal, Words, misfit
 from pfedme.deploy.pins import Pins
 from pfedme.deploy.plan import Plan, offered
 from pfedme.deploy.policy import LONGEST_TEXT, Policy
 from pfedme.engine.metrics import Scores
-from pfedme.engine.simulate import Evaluation, Simulation
+from pfedme.engine.simulate import Evaluation, Exchange, Simulation, exchange
 from pfedme.errors import InputError
 from pfedme.export import Predictor
 from pfedme.files import atomic_write, writing
@@ -101,31 +105,34 @@ class Client:
             return Content({"pending": True}, {})
         bound = Bound(self, agreement)
         self.policy.check_schema(bound.schema, self.told)
-        self.policy.check_size(bound.parameters)
+        self.policy.check_size(bound.numbers)
         self.policy.check_table(self.rows, (), bound.plan)
         return Content({"bound": self.pins.bind(agreement, self.table.pinned().fingerprint)}, {})
 
     def train(self, asked: Content) -> Content:
         """The client's part of a round; the personal model stays here."""
         task = Task(self, asked, train=True)
-        update = task.simulation.update(task.now, np.zeros(1, int))
-        upload = np.asarray(update.upload.ravel(1)[0])
+        update = task.simulation.reply(task.t, task.sent, task.kept)
+        task.memory.expect(task.t, update.state)
         self.keep(task, update.models)
         weighted = task.simulation.algorithm.aggregation == "samples"
         rows = {"rows": int(task.federation.n_train[0])} if weighted else {}
-        return Content(rows, {"w": upload})
+        return Content(rows, to_vectors(update.upload))
 
     def finish(self, asked: Content) -> Content:
         """The models in answer to w; they stay here, and their scores too unless they may be shared."""
         task = Task(self, asked, train=False)
-        evaluation, models = task.simulation.evaluate(task.now)
+        simulation = task.simulation
+        stacked, info = simulation.reply_models(task.t, task.sent, task.kept)
+        evaluation = simulation.score(task.t, task.shared, stacked, info, np.zeros(1, int))
+        models = Models(*(None if model is None else model[0] for model in stacked))
         entry = evaluation.entry()
         with writing(self.state):
             atomic_write(self.state / SCORES, json.dumps(entry, indent=1) + "\n")
             if asked.words.get("last") is True:
                 self.keep(task, models)
                 self.pins.end()
-                atomic_write(self.state / DONE, f"{task.now.t}\n")
+                atomic_write(self.state / DONE, f"{task.t}\n")
         return Content({"scores": scores_told(evaluation, task.federation)} if self.share_metrics else {}, {})
 
     def keep(self, task: Task, models: Models) -> None:
@@ -133,8 +140,8 @@ class Client:
         which = "personal" if models.personal is not None else "local"
         theta = models.personal if models.personal is not None else models.local
         assert theta is not None
-        origin = {"client": self.table.owner, "which": which, "round": task.now.t}
-        predictor = Predictor(task.simulation.model, theta[0], task.bound.schema, origin=origin)
+        origin = {"client": self.table.owner, "which": which, "round": task.t}
+        predictor = Predictor(task.simulation.model, theta, task.bound.schema, origin=origin)
         with writing(self.state):
             self.state.mkdir(mode=0o700, parents=True, exist_ok=True)
         predictor.save(self.state / MODEL, force=True)
@@ -172,6 +179,7 @@ class Bound:
         if names.count(client.table.owner) != 1:
             raise Refusal(f"the agreement is not one of the client '{client.table.owner}'")
         self.id = int(ids_of_names(names)[names.index(client.table.owner)])
+        self.clients = len(names)
 
     @cached_property
     def model(self) -> Model:
@@ -181,14 +189,20 @@ class Bound:
         )
 
     @cached_property
-    def shapes(self) -> Any:
+    def parameters(self) -> Any:
         """The shapes of the model's parameters."""
         return jax.eval_shape(self.model.init, jax.random.key(0))
 
+    @cached_property
+    def exchange(self) -> Exchange:
+        """The shapes of what is exchanged in a round."""
+        return exchange(self.plan.algorithm, self.model, self.schema.features, self.clients)
+
     @property
-    def parameters(self) -> int:
-        """How many numbers the model has."""
-        return sum(leaf.size for leaf in jax.tree.leaves(self.shapes))
+    def numbers(self) -> int:
+        """How many numbers the client has to hold of what it is sent, or of its own."""
+        parts = (self.exchange.sent, self.exchange.state, self.exchange.message)
+        return max(sum(leaf.size for leaf in jax.tree.leaves(part)) for part in parts)
 
 
 class Task:
@@ -199,13 +213,12 @@ class Task:
         self.bound = bound = Bound(client, pinned["agreement"])
         if not client.pins.approved(pinned["agreement"]["plan"], client.policy.approve):
             raise Refusal("its owner has not approved the plan")
-        client.policy.check_size(bound.parameters)
-        t, w = asked.words.get("round"), asked.arrays.get("w")
+        client.policy.check_size(bound.numbers)
+        t = asked.words.get("round")
         last = bound.plan.rounds - 1 if train else bound.plan.rounds
         if type(t) is not int or not 0 <= t <= last:
             raise Refusal(f"the plan has no round {str(t)[:20]}")
-        if w is None or w.dtype != np.float32 or w.shape != (bound.parameters,) or not np.isfinite(w).all():
-            raise Refusal("the server's w is not a model of the agreement")
+        shared, sent = received(asked.arrays, bound)
         try:
             table = dataclasses.replace(client.table, fingerprint=pinned["fingerprint"]).pinned()
         except InputError:
@@ -218,9 +231,32 @@ class Task:
             bound.plan.algorithm, bound.model, self.federation, cohort=1, seed=bound.plan.seed,
             key=secret_key(pinned["secret"]) if client.policy.batch_key == "secret" else None,
         )  # fmt: skip
-        client.pins.enter(pinned["sha256"], t, w, train=train)
-        start = self.simulation.start(jax.jit(bound.shapes.like)(w))
-        self.now = start._replace(t=t)
+        client.pins.enter(pinned["sha256"], t, asked.arrays, train=train)
+        self.t, self.sent = t, from_vectors(sent, bound.exchange.sent)
+        """The round, and what the server has sent,"""
+        self.shared: Params | None = None
+        """the shared model, if there is one,"""
+        if bound.plan.algorithm.has_global:
+            self.shared = from_vectors(shared, bound.parameters) if shared else self.sent
+        self.memory = Memory(client.state, pinned["id"], bound.exchange.state)
+        first = jax.jit(bound.plan.algorithm.init)
+        self.kept = self.memory.recall(asked.words.get("counted"), lambda: first(self.sent))
+        """and what the client keeps."""
+
+
+def received(arrays: Mapping[str, np.ndarray], bound: Bound) -> tuple[dict[str, np.ndarray], ...]:
+    """The vectors of the shared model, if it is sent apart, and of what the algorithm sends.
+
+    Raises a refusal unless they are as the agreement says.
+    """
+    shared = {name.removeprefix(SHARED): a for name, a in arrays.items() if name.startswith(SHARED)}
+    sent = {name: a for name, a in arrays.items() if not name.startswith(SHARED)}
+    wrong = misfit(sent, vector_shapes(bound.exchange.sent))
+    if shared and not wrong:
+        wrong = misfit(shared, vector_shapes(bound.parameters))
+    if wrong:
+        raise Refusal("what the server sends is not a model of the agreement")
+    return shared, sent
 
 
 def secret_key(secret: str) -> jax.Array:

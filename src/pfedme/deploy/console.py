@@ -47,7 +47,7 @@ def told_lines(told: Told, policy: Policy) -> list[str]:
             f"Texts that fewer than {policy.min_count} training rows have are not told, nor are numbers that "
             "are all equal; of numbers with few values only a digit is."
         )
-    return [*lines, "In each round w_i leaves, this client's copy of the model, and no row."]
+    return [*lines, "In each round an update of the model leaves, and no row."]
 
 
 def _moments(own: Moments | None) -> str:

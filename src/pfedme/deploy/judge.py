@@ -10,24 +10,25 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
+from pfedme.core.tree import Params
 from pfedme.data.schema import Task
 from pfedme.deploy.agreement import MOST_ROWS
 from pfedme.deploy.log import one_line
-from pfedme.deploy.messages import Content
+from pfedme.deploy.messages import Content, misfit
 from pfedme.runs.ledger import Part
 
 TRAILING = 30
 """How many updates of earlier rounds have a say in what is usual."""
 MOST_LOSS = 1e6
 """The largest loss of a row that is believed."""
-INFO = (set(), {"inner_residual", "inner_steps"})
-"""The numbers about the computation that a client may share, and how large they may be."""
-MOST_INFO = 1e30
+MANY_INFO, MOST_INFO = 16, 1e30
+"""How many numbers about the computation a client may share, and how large they may be."""
 PARTS, KINDS = ("test", "train"), ("global", "local", "personal")
 
 
@@ -35,21 +36,39 @@ PARTS, KINDS = ("test", "train"), ("global", "local", "personal")
 class Upload:
     """What a client has sent that can be counted."""
 
-    w: np.ndarray
+    tree: Any
+    """Decoded."""
     rows: int
     """Its weight where updates are weighted by rows, else 1."""
 
+    @property
+    def norm(self) -> float:
+        """The length of what it says about models."""
+        squares = [np.sum(np.square(leaf, dtype=np.float64)) for leaf in jax.tree.leaves(_models(self.tree))]
+        return float(np.sqrt(sum(squares)))
 
-def unfit(content: Content, w: np.ndarray, weighted: bool) -> str:
-    """Why an upload cannot be counted, whatever the others are; empty if it can."""
-    upload = content.arrays.get("w")
-    if upload is None:
-        return "it has no model in it"
-    if upload.shape != w.shape or upload.dtype != w.dtype:
-        kind, shape = one_line(upload.dtype, 40), one_line(upload.shape, 40)
-        return f"it is {kind} of shape {shape}, not {w.dtype} of shape {w.shape}"
-    if not np.isfinite(upload).all():
-        return "it has numbers that are not finite"
+    def shortened(self, factor: float) -> Upload:
+        """This upload with what it says about models multiplied by a factor."""
+        scaled = jax.tree.map(
+            lambda part: factor * part if isinstance(part, Params) else part, self.tree, is_leaf=_is_model
+        )
+        return dataclasses.replace(self, tree=scaled)
+
+
+def _is_model(part: Any) -> bool:
+    return isinstance(part, Params)
+
+
+def _models(tree: Any) -> list[Params]:
+    """The parts of an upload that are differences of models."""
+    return [part for part in jax.tree.leaves(tree, is_leaf=_is_model) if isinstance(part, Params)]
+
+
+def unfit(content: Content, shapes: Mapping[str, Any], weighted: bool) -> str:
+    """Why an upload whose vectors should have these shapes cannot be counted, whatever the others are; empty
+    if it can."""
+    if wrong := misfit(content.arrays, shapes):
+        return one_line(wrong, 200)
     rows = content.words.get("rows")
     if weighted and not (type(rows) is int and 0 < rows <= MOST_ROWS):
         return f"it claims {one_line(rows, 40)!r} rows"
@@ -68,15 +87,10 @@ def usual_length(norms: Sequence[float], before: Sequence[float]) -> float:
 
 
 def clipped(
-    parts: dict[str, Part], uploads: dict[str, Upload], w: np.ndarray, before: Sequence[float],
-    *, clip: float, far: float,
-) -> tuple[dict[str, Part], dict[str, Upload]]:  # fmt: skip
+    parts: dict[str, Part], uploads: dict[str, Upload], before: Sequence[float], *, clip: float, far: float
+) -> tuple[dict[str, Part], dict[str, Upload]]:
     """The parts and uploads of a round with those dropped that are far longer than usual, and those shortened
-    that are longer.
-
-    Uploads w_i that are not shortened are left as they are; of others, w_i − w is shortened to `clip` times
-    the usual length.
-    """
+    to `clip` times the usual length that are longer."""
     norms = {name: part.norm for name, part in parts.items() if name in uploads and part.norm is not None}
     usual = usual_length(list(norms.values()), before)
     parts, uploads = dict(parts), dict(uploads)
@@ -86,9 +100,8 @@ def clipped(
             parts[name] = dataclasses.replace(parts[name], outcome="dropped", reason=why)
             del uploads[name]
         elif clip and norm > clip * usual:
-            factor, way = clip * usual / norm, uploads[name].w.astype(np.float64) - w
             parts[name] = dataclasses.replace(parts[name], clipped=clip * usual)
-            uploads[name] = dataclasses.replace(uploads[name], w=(w + factor * way).astype(w.dtype))
+            uploads[name] = uploads[name].shortened(clip * usual / norm)
     return parts, uploads
 
 
@@ -98,7 +111,8 @@ def scores_shape(scores: Any, task: Task = "classification") -> tuple[Any, ...]:
     try:
         n = {part: _count(scores[f"n_{part}"]) for part in PARTS}
         info = scores["info"]
-        if set(info) not in INFO or not all(abs(_number(value)) <= MOST_INFO for value in info.values()):
+        named = len(info) <= MANY_INFO and all(name.isidentifier() and len(name) <= 40 for name in info)
+        if not named or not all(abs(_number(value)) <= MOST_INFO for value in info.values()):
             return ()
         if not scores["test"] or set(scores["test"]) != set(scores["train"]):
             return ()

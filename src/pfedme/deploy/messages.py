@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -23,6 +24,11 @@ GONE = "it was asked, and then its connection ended"
 """The error of a client that may come back."""
 
 
+SHARED = "shared/"
+"""What the names of the shared model's vectors begin with, where it is sent apart from what the algorithm
+sends."""
+
+
 class Content(NamedTuple):
     """What is in a message: JSON values, and arrays."""
 
@@ -39,6 +45,22 @@ class Reply(NamedTuple):
 
 class Refusal(InputError):
     """What a client does not do, in words that may leave it: they quote no row."""
+
+
+def misfit(arrays: Mapping[str, np.ndarray], shapes: Mapping[str, Any]) -> str:
+    """What is wrong with arrays that should have these shapes, and be finite; empty if nothing is."""
+    if lacking := shapes.keys() - arrays.keys():
+        return f"it has no {sorted(lacking)[0]} in it"
+    if extra := arrays.keys() - shapes.keys():
+        return f"it has {str(sorted(extra)[0])[:40]!r} in it, which is not asked for"
+    for name, wanted in shapes.items():
+        found = arrays[name]
+        if found.shape != wanted.shape or found.dtype != wanted.dtype:
+            kind, shape = str(found.dtype)[:40], str(found.shape)[:40]
+            return f"it is {kind} of shape {shape}, not {wanted.dtype} of shape {wanted.shape}"
+        if np.issubdtype(found.dtype, np.floating) and not np.isfinite(found).all():
+            return "it has numbers that are not finite"
+    return ""
 
 
 def sha256(words: Words) -> str:

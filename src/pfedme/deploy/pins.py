@@ -3,7 +3,7 @@
     plan.json         the plan that a server offered, its SHA-256, and whether the owner has approved it
     agreement.json    the plan with the columns, classes, scaling and clients that were agreed on, the SHA-256
                       of all that, the fingerprint of the table, a secret, and whether the run is over
-    rounds.json       the last round that was answered, and the SHA-256 of its w
+    rounds.json       the last round that was answered, and the SHA-256 of what was sent in it
 
 A plan holds until the client is started anew, and an agreement, once a round of it was answered, for good.
 Each message has a process of its own, and they take turns: what one reads, no other changes before it writes.
@@ -14,14 +14,14 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pfedme.deploy.messages import UNBOUND, Refusal, Words, sha256
+from pfedme.deploy.messages import SHARED, UNBOUND, Refusal, Words, sha256
 from pfedme.errors import InputError
 from pfedme.files import atomic_write, writing
 
@@ -109,23 +109,32 @@ class Pins:
             raise Refusal(f"it is bound by the agreement {found['sha256'][:12]}…, and this is about another")
         return found
 
-    def enter(self, sha: str, t: int, w: np.ndarray, *, train: bool) -> None:
-        """Notes that a round of the agreement with this hash is answered for this w, before anything leaves.
+    def enter(self, sha: str, t: int, sent: Mapping[str, np.ndarray], *, train: bool) -> None:
+        """Notes that a round of the agreement with this hash is answered for what was sent, before anything
+        leaves.
 
-        Raises a refusal if the round has passed, or if it was answered for another w.
+        Raises a refusal if the round has passed, or if it was answered for something else.
         """
-        digest = hashlib.sha256(w.tobytes()).hexdigest()
+        digest, shared = (
+            hashlib.sha256(b"".join(a.tobytes() for _, a in sorted(part))).hexdigest() if part else ""
+            for part in (
+                [item for item in sent.items() if not item[0].startswith(SHARED)],
+                [item for item in sent.items() if item[0].startswith(SHARED)],
+            )
+        )
         with self._turn():
             agreement = self.bound(sha)
-            found = self._answered(agreement) or {"round": -1, "w": ""}
+            found = self._answered(agreement) or {"round": -1, "w": "", "shared": ""}
             if t < found["round"]:
                 raise Refusal(f"round {t + 1} has passed; it has answered round {found['round'] + 1}")
-            if t == found["round"] and digest != found["w"]:
+            known = found["shared"] if t == found["round"] else ""
+            if t == found["round"] and (digest != found["w"] or (shared and known and shared != known)):
                 raise Refusal(f"it has answered round {t + 1} for another w")
             if train and agreement["over"]:
                 raise Refusal("its part in this run is over")
-            if t > found["round"]:
-                self._write(ROUNDS, {"id": agreement["id"], "round": t, "w": digest})
+            if t > found["round"] or shared != known:
+                words = {"id": agreement["id"], "round": t, "w": digest, "shared": shared or known}
+                self._write(ROUNDS, words)
 
     def end(self) -> None:
         """Notes that the run is over."""

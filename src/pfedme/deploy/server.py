@@ -13,15 +13,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from pfedme.algorithms import Algorithm
+from pfedme.algorithms.base import Cohort
 from pfedme.core.models import Model
-from pfedme.core.tree import Params
+from pfedme.core.tree import Params, from_vectors, to_vectors, vector_shapes
 from pfedme.data.hashing import ids_of_names
 from pfedme.data.schema import Schema
 from pfedme.deploy.agreement import Agreement, agree
 from pfedme.deploy.judge import TRAILING, Upload, clipped, scores_shape, unfit
-from pfedme.deploy.messages import GONE, UNBOUND, Content, Kind, Reply, Words
+from pfedme.deploy.messages import GONE, SHARED, UNBOUND, Content, Kind, Reply, Words
 from pfedme.deploy.plan import Plan
-from pfedme.engine.simulate import draw_cohort, first_model
+from pfedme.engine.simulate import Exchange, draw_cohort, exchange, first_server, server_key
 from pfedme.errors import RunError
 from pfedme.runs.ledger import Part
 
@@ -69,8 +70,8 @@ class Progress:
     """Where a deployed run stands after `t` rounds; with the plan it determines what follows."""
 
     t: int
-    w: np.ndarray
-    """The shared model's coordinates."""
+    server: Any
+    """What the algorithm's server keeps: mostly the shared model."""
     agreement: Agreement
     ledger: tuple[Part, ...] = ()
     """Lines that are not yet written."""
@@ -80,6 +81,8 @@ class Progress:
     """Lengths of the last updates that counted."""
     lates: Mapping[str, int] = dataclasses.field(default_factory=dict)
     """How often clients were late since they last were not."""
+    counted: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """The last round in which each client's upload counted; the first is 1."""
     history: tuple[dict[str, Any], ...] = ()
 
     def noting(self, parts: Sequence[Part]) -> Progress:
@@ -87,10 +90,12 @@ class Progress:
         lates = {**self.lates}
         for part in parts:
             lates[part.client] = lates.get(part.client, 0) + 1 if part.outcome == "late" else 0
-        norms = [part.norm for part in parts if part.outcome == "counted" and part.norm is not None]
+        good = [part for part in parts if part.outcome == "counted"]
+        norms = [part.norm for part in good if part.norm is not None]
         return dataclasses.replace(
-            self, ledger=(*self.ledger, *parts), lates=lates, norms=(*self.norms, *norms)[-TRAILING:]
-        )
+            self, ledger=(*self.ledger, *parts), lates=lates, norms=(*self.norms, *norms)[-TRAILING:],
+            counted={**self.counted, **{part.client: part.round for part in good}},
+        )  # fmt: skip
 
 
 class Stopped(RunError):
@@ -121,7 +126,9 @@ class Server:
         self.news: dict[str, Words] = {}
         """What became of the clients' last parts."""
         self.hashed: tuple[Agreement, str] | None = None
-        """The agreement and its hash."""
+        """The agreement and its hash,"""
+        self.shapes: tuple[Agreement, Exchange] | None = None
+        """and the shapes of what is exchanged under it."""
 
     def begin(self) -> Progress:
         """Waits for clients, agrees with them on columns, classes and scaling, and makes the first model."""
@@ -179,8 +186,24 @@ class Server:
         names = ", ".join(agreement.names)
         self.tell(f"{len(agreement.names)} clients agree on {agreement.schema.features} features: {names}.")
         self.tell(f"The agreement's SHA-256 is {agreement.sha256(offer)}.")
-        w = first_model(self.model_for(agreement.schema), plan.seed).ravel()
-        return Progress(0, np.asarray(w), agreement)
+        return Progress(0, self.first_server(agreement), agreement)
+
+    def first_server(self, agreement: Agreement) -> Any:
+        """What the algorithm's server keeps before the first round."""
+        model, clients = self.model_for(agreement.schema), len(agreement.names)
+        return first_server(self.plan.algorithm, model, self.plan.seed, clients)
+
+    def exchange(self, agreement: Agreement) -> Exchange:
+        """The shapes of what is exchanged in a round."""
+        if self.shapes is None or self.shapes[0] is not agreement:
+            model, clients = self.model_for(agreement.schema), len(agreement.names)
+            shapes = exchange(self.plan.algorithm, model, agreement.schema.features, clients)
+            self.shapes = agreement, shapes
+        return self.shapes[1]
+
+    def shared(self, progress: Progress) -> Params | None:
+        """The shared model, if there is one."""
+        return self.plan.algorithm.shared(progress.server, None)
 
     def _waiting(self, present: Sequence[str], asked_at: Mapping[str, float]) -> str:
         here = sum(name not in self.turned_away for name in present)
@@ -258,11 +281,11 @@ class Server:
                 if part.outcome != "counted":
                     self.tell(f"Round {number}: {part.client} {part.outcome} ({part.reason}).")
             if len(uploads) >= least:
-                w, parts = self.combine(progress, parts, uploads)
-                if np.isfinite(w).all():
+                server, parts = self.combine(progress, parts, uploads)
+                if _finite(server):
                     self._note_news(parts)
                     return dataclasses.replace(
-                        progress.noting(parts), t=progress.t + 1, w=w, attempt=0
+                        progress.noting(parts), t=progress.t + 1, server=server, attempt=0
                     )  # fmt: skip
                 raise RunError(f"The shared model diverged in round {number}; lower the step sizes.")
             parts = [
@@ -308,7 +331,9 @@ class Server:
             self.unbound -= self._bind(progress.agreement, again)
         replies, waited = self.replies(progress, [name for name in cohort if name in here], cohort, attempt)
         parts, uploads = dict[str, Part](), dict[str, Upload]()
-        weighted = self.plan.algorithm.aggregation == "samples"
+        weighted, codec = self.plan.algorithm.aggregation == "samples", self.plan.algorithm.codec
+        message = self.exchange(progress.agreement).message
+        shapes = vector_shapes(message)
         for name in cohort:
             part = Part(progress.t + 1, attempt, name, "counted")
             reply = replies.get(name)
@@ -321,18 +346,15 @@ class Server:
                 part = dataclasses.replace(part, outcome="failed", reason=reply.error)
                 if reply.error == UNBOUND:
                     self.unbound.add(name)
-            elif why := unfit(reply.content, progress.w, weighted):
+            elif why := unfit(reply.content, shapes, weighted):
                 part = dataclasses.replace(part, outcome="dropped", reason=why)
             else:
-                upload = reply.content.arrays["w"]
+                upload = codec.decode(from_vectors(reply.content.arrays, message))
                 uploads[name] = Upload(upload, reply.content.words["rows"] if weighted else 1)
-                norm = float(np.linalg.norm(upload.astype(np.float64) - progress.w))
                 rows = uploads[name].rows if weighted else None
-                part = dataclasses.replace(part, norm=norm, rows=rows)
+                part = dataclasses.replace(part, norm=uploads[name].norm, rows=rows)
             parts[name] = part
-        parts, uploads = clipped(
-            parts, uploads, progress.w, progress.norms, clip=self.plan.clip, far=self.plan.far
-        )
+        parts, uploads = clipped(parts, uploads, progress.norms, clip=self.plan.clip, far=self.plan.far)
         return list(parts.values()), uploads
 
     def replies(
@@ -351,42 +373,52 @@ class Server:
                 others = seconds
             return seconds > PATIENCE * others
 
-        asked = {name: Content(self.words(progress, name), {"w": progress.w}) for name in here}
+        asked = {name: Content(self.words(progress, name), self.sent(progress, name)) for name in here}
         replies = self.channel.ask("train", asked, self.plan.deadline, enough) if asked else {}
         deadline = self.plan.deadline
         waited = {name: min(deadline, PATIENCE * others) if name in slow else deadline for name in here}
         return replies, waited
 
     def words(self, progress: Progress, name: str) -> Words:
-        """What is in a message beside w: the agreement by its hash, the round, and what became of the
-        client's last part."""
+        """What is in a message beside what the algorithm sends: the agreement by its hash, the round, the
+        round in which the client's upload last counted, and what became of its last part."""
         if self.hashed is None or self.hashed[0] is not progress.agreement:
             self.hashed = progress.agreement, progress.agreement.sha256(self.plan.offer())
         news = {"news": self.news[name]} if name in self.news else {}
-        return {"agreement": self.hashed[1], "round": progress.t, **news}
+        counted = progress.counted.get(name, 0)
+        return {"agreement": self.hashed[1], "round": progress.t, "counted": counted, **news}
+
+    def sent(self, progress: Progress, name: str, *, shared: bool = False) -> dict[str, np.ndarray]:
+        """What the algorithm sends to a client, and if `shared` the shared model, unless that is just it."""
+        place = progress.agreement.names.index(name)
+        sent, w = self.plan.algorithm.send(progress.server, jnp.int32(place)), self.shared(progress)
+        apart = to_vectors(w) if shared and w is not None and w is not sent else {}
+        return to_vectors(sent) | {f"{SHARED}{key}": vector for key, vector in apart.items()}
 
     def combine(
         self, progress: Progress, parts: Sequence[Part], uploads: Mapping[str, Upload]
-    ) -> tuple[np.ndarray, list[Part]]:
-        """w of the next round, and the parts with what each did to the step."""
-        like = jax.eval_shape(self.model_for(progress.agreement.schema).init, jax.random.key(0))
-        w = like.like(jnp.asarray(progress.w))
-        stack = like.like(jnp.asarray(np.stack([upload.w for upload in uploads.values()])))
-        count = np.array([upload.rows for upload in uploads.values()], np.float32)
+    ) -> tuple[Any, list[Part]]:
+        """What the server keeps after the round, and the parts with what each did to the step."""
+        stack = jax.tree.map(lambda *all: jnp.stack(all), *(upload.tree for upload in uploads.values()))
+        rows = np.array([upload.rows for upload in uploads.values()], np.float32)
+        names = progress.agreement.names
+        places = jnp.array([names.index(name) for name in uploads], jnp.int32)
+        key = server_key(jax.random.key(self.plan.seed), progress.t)
 
-        def after(count: np.ndarray) -> np.ndarray:
-            return np.asarray(_server_update(self.plan.algorithm, w, stack, jnp.asarray(count)).ravel())
+        def after(rows: np.ndarray) -> Any:
+            cohort = Cohort(key, places, jnp.asarray(rows), len(names))
+            return _server_update(self.plan.algorithm, progress.server, stack, cohort)
 
-        def step(to: np.ndarray) -> float:
-            return float(np.linalg.norm(to.astype(np.float64) - progress.w))
-
-        new = after(count)
+        new = after(rows)
         said = {
-            name: step(after(np.where(np.arange(len(count)) == k, 0, count))) if len(count) > 1 else 0.0
+            name: _length(after(np.where(np.arange(len(rows)) == k, 0, rows)), progress.server)
+            if len(rows) > 1
+            else 0.0
             for k, name in enumerate(uploads)
         }
+        step = _length(new, progress.server)
         return new, [
-            dataclasses.replace(part, step=step(new), without=said[part.client])
+            dataclasses.replace(part, step=step, without=said[part.client])
             if part.client in said else part
             for part in parts
         ]  # fmt: skip
@@ -403,7 +435,10 @@ class Server:
         present = set(self.channel.present())
         here = [name for name in names if name in present]
         asked = {
-            name: Content({**self.words(progress, name), "last": last}, {"w": progress.w}) for name in here
+            name: Content(
+                {**self.words(progress, name), "last": last}, self.sent(progress, name, shared=True)
+            )
+            for name in here
         }
         replies = self.channel.ask("finish", asked, self.plan.deadline) if asked else {}
         for name in names:
@@ -426,8 +461,24 @@ class Server:
 
 
 @jax.jit
-def _server_update(algorithm: Algorithm, w: Params, uploads: Params, count: jax.Array) -> Params:
-    return algorithm.server_update(w, uploads, count)
+def _server_update(algorithm: Algorithm, server: Any, uploads: Any, cohort: Cohort) -> Any:
+    return algorithm.server_update(server, uploads, cohort)
+
+
+def _numbers(server: Any) -> list[np.ndarray]:
+    """The arrays of fractions in what a server keeps."""
+    leaves = map(np.asarray, jax.tree.leaves(server))
+    return [leaf.astype(np.float64) for leaf in leaves if np.issubdtype(leaf.dtype, np.floating)]
+
+
+def _finite(server: Any) -> bool:
+    return all(np.isfinite(leaf).all() for leaf in _numbers(server))
+
+
+def _length(new: Any, old: Any) -> float:
+    """How far what the server keeps has moved."""
+    pairs = zip(_numbers(new), _numbers(old), strict=True)
+    return float(np.sqrt(sum(np.sum((a - b) ** 2) for a, b in pairs)))
 
 
 def _pending(reply: Reply) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from pfedme.algorithms import Algorithm
-from pfedme.engine.simulate import Simulation
+from pfedme.engine.simulate import Simulation, exchange
 
 
 def gradients(algorithm: Algorithm) -> int | None:
@@ -24,21 +24,13 @@ def gradients(algorithm: Algorithm) -> int | None:
 
 def traffic(simulation: Simulation) -> tuple[int, int]:
     """Bytes that a client of the cohort receives and sends in a round."""
-    algorithm, store = simulation.algorithm, simulation.store
+    algorithm, federation = simulation.algorithm, simulation.federation
     if not algorithm.federated:
         return 0, 0
-    state = simulation.shapes()
-
-    def round(server: Any, clients: Any) -> tuple[Any, Any]:
-        sent = algorithm.send(server, jax.numpy.zeros((), int))
-        own = jax.tree.map(lambda kept: kept[0], clients)
-        problem = store.problem(simulation.model, 0, 0, algorithm.batches)
-        update = algorithm.client_update(simulation.key, problem, sent, own)
-        return sent, algorithm.codec.encode(simulation.key, update.upload)
-
-    down, up = jax.eval_shape(round, state.server, state.clients)
-    return _bytes(down), _bytes(up)
+    shapes = exchange(algorithm, simulation.model, federation.features, federation.clients)
+    return size_of(shapes.sent), size_of(shapes.message)
 
 
-def _bytes(shapes: Any) -> int:
+def size_of(shapes: Any) -> int:
+    """The bytes of a tree of arrays."""
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))

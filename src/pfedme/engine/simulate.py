@@ -199,10 +199,6 @@ class Simulation:
         clients = _first_states(self.algorithm, server, clients=self.trained_clients)
         return State(0, *replicate((server, clients)))
 
-    def shapes(self) -> State:
-        """The shapes of what `start` returns."""
-        return jax.eval_shape(self.start)
-
     def cohort_of(self, t: int) -> np.ndarray:
         """The clients of round t, drawn uniformly without replacement, in the order of their ids."""
         return draw_cohort(self._by_id, self.cohort, self.seed, t)
@@ -218,9 +214,19 @@ class Simulation:
         return state, finite
 
     def update(self, state: State, who: np.ndarray) -> Update:
-        """What clients `who` make of round t, stacked: what a deployed client does for itself alone."""
+        """What clients `who` make of round t, stacked; uploads are as the server decodes them."""
         update = _update(self.store, self.job(state.t), state, padded(who))
         return jax.tree.map(lambda a: a[: len(who)], update)
+
+    def reply(self, t: int, sent: Any, own: Any) -> Update:
+        """What the only client of this federation makes of round t with what it was sent and what it keeps:
+        the part of a round of a client that is elsewhere. The upload is encoded."""
+        return _reply(self.store, self.job(t), t, sent, own)
+
+    def reply_models(self, t: int, sent: Any, own: Any) -> tuple[Models, dict[str, np.ndarray]]:
+        """That client's models in answer to what it was sent, stacked."""
+        models, info = _reply_models(self.store, Job(self.algorithm, self.model, self.key), t, sent, own)
+        return models, {k: np.asarray(v, np.float64) for k, v in info.items()}
 
     def answer(self, state: State, who: np.ndarray | None = None) -> tuple[Models, dict[str, np.ndarray]]:
         """The local and personal models of clients `who` (default: all) in answer to w, stacked."""
@@ -247,10 +253,18 @@ class Simulation:
         Without `train` only the rows to judge `on` are looked at, which is quicker. With `rows` each of those
         is kept, for the metrics that need more than sums.
         """
-        f = self.federation
-        who = np.arange(f.clients) if who is None else np.asarray(who)
+        who = np.arange(self.federation.clients) if who is None else np.asarray(who)
         models, info = self.answer(state, who)
-        kinds = {"global": self.shared(state), **models._asdict()}
+        scored = self.score(state.t, self.shared(state), models, info, who, on=on, train=train, rows=rows)
+        return scored, models
+
+    def score(
+        self, t: int, shared: Params | None, models: Models, info: dict[str, np.ndarray], who: np.ndarray,
+        *, on: Part = "test", train: bool = True, rows: bool = False,
+    ) -> Evaluation:  # fmt: skip
+        """The scores of a shared model and of the models that clients `who` have."""
+        f = self.federation
+        kinds = {"global": shared, **models._asdict()}
         parts: tuple[Part, ...] = (on, "train") if train else (on,)
         scores: dict[Part, dict[str, Scores]] = {}
         for part in parts:
@@ -262,7 +276,7 @@ class Simulation:
                 for kind, theta in kinds.items()
                 if theta is not None
             }
-        return Evaluation(state.t, who, scores[on], scores.get("train", {}), info), models
+        return Evaluation(t, who, scores[on], scores.get("train", {}), info)
 
     def evaluated(self, clients: int) -> np.ndarray:
         """So many clients, drawn once for the run, in the order of the federation."""
@@ -294,6 +308,35 @@ def first_server(algorithm: Algorithm, model: Model, seed: int, clients: int) ->
     """What the server keeps before the first round."""
     key = jax.random.fold_in(jax.random.key(seed), SERVER)
     return algorithm.begin(key, lambda number: first_model(model, seed, number), clients)
+
+
+class Exchange(NamedTuple):
+    """The shapes of what the server and a client exchange in a round."""
+
+    server: Any
+    """What the server keeps."""
+    sent: Any
+    state: Any
+    """What the client keeps."""
+    message: Any
+    """What the client sends, encoded."""
+
+
+def exchange(algorithm: Algorithm, model: Model, features: int, clients: int) -> Exchange:
+    """The shapes of what is exchanged in a federation of so many clients with rows of so many features."""
+    one = jax.ShapeDtypeStruct((), np.int32)
+    x = jax.ShapeDtypeStruct((1, features), np.float32)
+    y = jax.ShapeDtypeStruct((1,), np.float32 if model.classes == 0 else np.int32)
+
+    def round(key: jax.Array, x: jax.Array, y: jax.Array, i: jax.Array) -> Exchange:
+        server = algorithm.begin(key, lambda number: model.init(key), clients)
+        sent = algorithm.send(server, i)
+        state = algorithm.init(sent)
+        problem = Problem(model, x, y, i, i, i, i, 1, algorithm.batches)
+        update = algorithm.client_update(key, problem, sent, state)
+        return Exchange(server, sent, state, algorithm.codec.encode(key, update.upload))
+
+    return jax.eval_shape(round, jax.random.key(0), x, y, one)
 
 
 def server_key(seed_key: jax.Array, t: Any) -> jax.Array:
@@ -410,6 +453,26 @@ def _update(store: Store, job: Job, state: State, who: jax.Array) -> Update:
     return _each("client_update", store, _stacked([job]), _stacked([state]), jnp.zeros_like(who), who)
 
 
+def _own_key(key: jax.Array, t: Any, id: jax.Array) -> jax.Array:
+    """The randomness of a client in round t."""
+    return jax.random.fold_in(jax.random.fold_in(key, t), id)
+
+
+@jax.jit
+def _reply(store: Store, job: Job, t: jax.Array, sent: Any, own: Any) -> Update:
+    algorithm, key = job.algorithm, _own_key(job.key, t, store.ids[0])
+    problem = store.problem(job.model, 0, t, algorithm.batches)
+    update = algorithm.client_update(key, problem, sent, own)
+    return update._replace(upload=algorithm.codec.encode(jax.random.fold_in(key, CODEC), update.upload))
+
+
+@jax.jit
+def _reply_models(store: Store, job: Job, t: jax.Array, sent: Any, own: Any) -> Any:
+    problem = store.problem(job.model, 0, t, job.algorithm.batches)
+    made = job.algorithm.answer(_own_key(job.key, t, store.ids[0]), problem, sent, own)
+    return jax.tree.map(lambda a: a[None], made)
+
+
 @jax.jit
 def _answer(store: Store, job: Job, state: State, who: jax.Array) -> Any:
     return _each("answer", store, _stacked([job]), _stacked([state]), jnp.zeros_like(who), who)
@@ -432,7 +495,7 @@ def _each(
             (algorithm, model, key), server = _of(run, (job, state.server))
             own_state = jax.tree.map(lambda kept: kept[run, i], state.clients)
             t = jnp.asarray(state.t)[run]
-            own_key = jax.random.fold_in(jax.random.fold_in(key, t), store.ids[i])
+            own_key = _own_key(key, t, store.ids[i])
             problem = store.problem(model, i, t, algorithm.batches)
             made = getattr(algorithm, method)(own_key, problem, algorithm.send(server, i), own_state)
             if method == "client_update":
