@@ -108,7 +108,7 @@ def assert_read_back(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     def stop(read: Run, *_: object, **__: object) -> None:
         raise Parsed(read)
 
-    monkeypatch.setattr(pfedme.execute, "execute", stop)
+    monkeypatch.setattr(pfedme.training.execute, "execute", stop)
     with pytest.raises(Parsed) as caught:
         main([*shlex.split(run.command())[1:], "--out", str(tmp_path / "run")])
     assert caught.value.args == (run,)

@@ -85,7 +85,7 @@ def understood(
         raise Understood
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(pfedme.execute, "execute", stop)
+    monkeypatch.setattr(pfedme.training.execute, "execute", stop)
     monkeypatch.setattr(importlib.import_module("pfedme.training.compare"), "compare", stop)
     monkeypatch.setattr(importlib.import_module("pfedme.tuning.tune"), "tune", stop)
     monkeypatch.setattr(Synthetic, "load", stop)
