@@ -17,7 +17,7 @@ import pfedme.training.execute
 from pfedme import __version__
 from pfedme.algorithms import ALGORITHMS
 from pfedme.cli import ALGORITHM_NAMES, main
-from pfedme.cli.screen import Bar
+from pfedme.cli.screen.bars import Bar
 from pfedme.core.models import MODELS, parse_model
 from pfedme.core.spec import field_types, parse
 from pfedme.data import BUILT_IN

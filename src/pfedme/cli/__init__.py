@@ -423,7 +423,7 @@ def _run(argv: list[str]) -> int:
     (run,) = _runs(args, [args.algorithm])
     out = args.out or _new_folder(run.algorithm.name)
 
-    from pfedme.cli.screen import Bar
+    from pfedme.cli.screen.bars import Bar
     from pfedme.training.execute import execute
     from pfedme.training.track import parse_trackers
 
@@ -437,7 +437,8 @@ def _run(argv: list[str]) -> int:
 
 def _show_run(record: dict[str, Any], federation: Federation | None, out: Path, *, as_json: bool) -> int:
     """Prints a finished run, and what it offers its clients and newcomers if that was asked for."""
-    from pfedme.cli.screen import print_notes, print_run
+    from pfedme.cli.screen.federations import print_notes
+    from pfedme.cli.screen.runs import print_run
     from pfedme.personalization.afterwards import left_to_do
 
     _write_report(out)
@@ -480,7 +481,8 @@ def _offer(
 ) -> dict[str, Any]:
     """The models that a finished run offers its clients, the newcomers that it held out, or other data's;
     `again` is the command that does it if it is interrupted."""
-    from pfedme.cli.screen import Steps, print_newcomers, print_offer
+    from pfedme.cli.screen.bars import Steps
+    from pfedme.cli.screen.personalization import print_newcomers, print_offer
     from pfedme.personalization.afterwards import offer, write_page
     from pfedme.personalization.finished import FinishedRun
 
@@ -497,7 +499,7 @@ def _offer(
         raise Interrupted(None, f"the run is finished, and '{command}' does the rest") from None
     if not as_json:
         if offered.found is not None:
-            print_offer(offered.found, offered.federation, out)
+            print_offer(offered.found, out)
         if offered.levels:
             print_newcomers(offered.levels, out)
         if newcomers is not None:
@@ -549,7 +551,7 @@ def _compare(argv: list[str]) -> int:
     runs = _runs(args, args.algorithms)
     out = args.out or _new_folder("compare")
 
-    from pfedme.cli.screen import Bar
+    from pfedme.cli.screen.bars import Bar
     from pfedme.training.compare import compare
     from pfedme.training.track import parse_trackers
 
@@ -559,7 +561,7 @@ def _compare(argv: list[str]) -> int:
         comparison = compare(runs, args.seeds, out, force=args.force, watch=bar, track=track)
     status = _show_comparison(comparison, out, as_json=args.json)
     if not args.json:
-        from pfedme.cli.screen import print_notes
+        from pfedme.cli.screen.federations import print_notes
         from pfedme.runs.run import load
 
         print_notes(load(runs[0].data).notes)
@@ -567,7 +569,7 @@ def _compare(argv: list[str]) -> int:
 
 
 def _show_comparison(comparison: Any, out: Path, *, as_json: bool) -> int:
-    from pfedme.cli.screen import print_comparison
+    from pfedme.cli.screen.runs import print_comparison
 
     _write_report(out)
     if as_json:
@@ -601,7 +603,8 @@ def _tune(argv: list[str]) -> int:
     fixed = own | {name for name in _hyperparameters() if getattr(args, name) is not None}
     out = args.out or _new_folder(f"tune-{run.algorithm.name}")
 
-    from pfedme.cli.screen import SearchBar, print_tuning
+    from pfedme.cli.screen.bars import SearchBar
+    from pfedme.cli.screen.tuning import print_tuning
 
     try:
         with SearchBar() as bar:
@@ -636,7 +639,8 @@ def _data(argv: list[str]) -> int:
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     args = _parse(parser, argv[1:] if argv[0] == "describe" else argv)
 
-    from pfedme.cli.screen import print_description, waiting
+    from pfedme.cli.screen.bars import waiting
+    from pfedme.cli.screen.federations import print_description
     from pfedme.files import atomic_write, refuse_file, writing
     from pfedme.report.describe import describe
 
@@ -676,7 +680,8 @@ def _reproduce(argv: list[str]) -> int:
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     args = _parse(parser, argv)
 
-    from pfedme.cli.screen import Bar, print_findings
+    from pfedme.cli.screen.bars import Bar
+    from pfedme.cli.screen.studies import print_findings
     from pfedme.engine.devices import keep_compiled_programs
     from pfedme.experiments import paper
     from pfedme.experiments.reproduce import expand, reproduce, wishes
@@ -728,7 +733,8 @@ def _study_gain(argv: list[str]) -> int:
     about = "Measures what joining is worth to clients, on a range of federations."
     args = _parse(_study_parser("gain", about, "a fifth of the rounds and steps, one seed"), argv)
 
-    from pfedme.cli.screen import Steps, print_gain
+    from pfedme.cli.screen.bars import Steps
+    from pfedme.cli.screen.studies import print_gain
     from pfedme.engine.devices import keep_compiled_programs
     from pfedme.experiments import gain
     from pfedme.experiments.study import Study
@@ -755,7 +761,8 @@ def _study_verdict(argv: list[str]) -> int:
     about = "Measures how often the verdict is wrong, on federations whose truth is known."
     args = _parse(_study_parser("verdict", about, "10 repetitions instead of 200"), argv)
 
-    from pfedme.cli.screen import Steps, print_verdicts
+    from pfedme.cli.screen.bars import Steps
+    from pfedme.cli.screen.studies import print_verdicts
     from pfedme.engine.devices import keep_compiled_programs
     from pfedme.experiments.study import Study
     from pfedme.experiments.verdicts import study_verdicts
@@ -853,7 +860,7 @@ def _predict(argv: list[str]) -> int:
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     args = _parse(parser, argv)
 
-    from pfedme.cli.screen import waiting
+    from pfedme.cli.screen.bars import waiting
     from pfedme.core.spec import parse_names
     from pfedme.data.gaps import Gaps
     from pfedme.data.reading import files_of
@@ -1010,7 +1017,7 @@ def _add_limits(parser: Parser) -> None:
 
 def _server(argv: list[str]) -> int:
     _needs_flower("server")
-    from pfedme.cli.screen import print_run
+    from pfedme.cli.screen.runs import print_run
     from pfedme.deploy import commands
     from pfedme.deploy.plan import Plan
 
@@ -1099,7 +1106,7 @@ def _resume(argv: list[str]) -> int:
     if not args.folder.is_dir():
         raise InputError(f"There is no folder {args.folder}.")
 
-    from pfedme.cli.screen import Bar
+    from pfedme.cli.screen.bars import Bar
     from pfedme.engine.devices import keep_compiled_programs
     from pfedme.personalization.afterwards import left_to_do, page_is_late
     from pfedme.runs.folder import Folder
