@@ -12,6 +12,10 @@ from pfedme.core.spec import Count, Index, NonNegative, Positive, Seed, build, c
 from pfedme.deploy.messages import Refusal, Words
 from pfedme.errors import InputError
 
+PORT = 9092
+"""The port that Flower's guides have clients connect to, and that firewalls may know."""
+OWN = ("min_clients", "min_replies", "deadline", "tries", "clip", "far", "wait")
+"""The fields of a plan that only a server with clients elsewhere has."""
 UNSEEN_CURVATURE = 100.0
 """What L is taken for where no step size is given: well above that of most standardised tables."""
 
