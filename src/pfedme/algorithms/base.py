@@ -68,7 +68,7 @@ class Algorithm:
     B: Index = 20
     """|D|: rows of a mini-batch, drawn with replacement; 0 takes all of a client's rows."""
     beta: Positive = 1.0
-    """β: the server moves w by β times the way to the mean of the uploads."""
+    """β: the server moves w by β times the distance to the mean of the uploads."""
     aggregation: Aggregation = "uniform"
     """Weights of the uploads: the same for all (paper), or by training rows (released code)."""
     batches: Order = "random"

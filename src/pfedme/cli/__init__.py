@@ -65,7 +65,7 @@ def help_page() -> str:
         "            or a table of your own: patients.csv, with --client and --label\n"
         "models:     mlr, dnn, cnn, with options as in dnn:hidden=100-50\n\n"
         f"{EXAMPLES}\n\n"
-        "'pfedme COMMAND --help' tells a command's options; --version the version."
+        "'pfedme COMMAND --help' lists the options of a command; 'pfedme --version' prints the version."
     )
 
 

@@ -23,16 +23,18 @@ def parser() -> argparse.ArgumentParser:
     about = "Takes part in a federation with a table that stays on this machine."
     made = new_parser("client", about, EXAMPLES)
     made.add_argument("--server", metavar="HOST:PORT", required=True, help="the server")
-    made.add_argument("--data", required=True, metavar="TABLE", help="its rows: CSV, TSV, Parquet or NPZ")
+    made.add_argument(
+        "--data", required=True, metavar="TABLE", help="this client's rows: CSV, TSV, Parquet or NPZ"
+    )
     made.add_argument(
         "--state", type=Path, required=True, metavar="DIR",
-        help="folder for this client's model, which no one else gets, and for its log",
+        help="folder for this client's own model, which nobody else gets, and for its log",
     )  # fmt: skip
-    made.add_argument("--name", help="this client's name (that of its keys, else the file's)")
+    made.add_argument("--name", help="this client's name (the one in its keys, else the file's)")
     made.add_argument(
         "--share-metrics",
         action="store_true",
-        help="let the server know how many rows the models are right about",
+        help="tell the server how many rows the models predict correctly",
     )
     add_trust(made, "folder with this client's key, from 'pfedme keys --own', and the server's ca.crt")
     made.add_argument(
@@ -48,7 +50,7 @@ def parser() -> argparse.ArgumentParser:
 def _add_limits(parser: Parser) -> None:
     """Adds the options that say what a server may ask a client for."""
     group = parser.add_argument_group(
-        "limits", "What the server may ask for, whatever it asks for; or in policy.toml beside the table."
+        "limits", "What the server may ask for; limits can also be set in policy.toml beside the table."
     )
     for name in field_types(Policy):
         default = getattr(Policy, name)

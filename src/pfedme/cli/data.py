@@ -18,7 +18,7 @@ examples:
 
 def parser() -> argparse.ArgumentParser:
     """The options of `pfedme data describe`."""
-    made = new_parser("data describe", "Tells what a federation looks like.", EXAMPLES)
+    made = new_parser("data describe", "Describes a federation.", EXAMPLES)
     add_data(made)
     add_out(made, "folder for a picture of each client's labels")
     add_json(made, "print the description as JSON")

@@ -20,10 +20,10 @@ def add_trust(parser: Parser, keys: str) -> None:
     group = parser.add_argument_group("trust")
     group.add_argument("--keys", type=Path, metavar="DIR", help=f"{keys} (keys)")
     group.add_argument(
-        "--insecure", action="store_true", help="plain text and no keys; for trying, on one machine"
+        "--insecure", action="store_true", help="plain text and no keys; for trials on one machine"
     )
     group.add_argument(
         "--insecure-network",
         action="store_true",
-        help="with --insecure: even over a network, where others can listen",
+        help="with --insecure: allow it over a network too, where others can listen in",
     )

@@ -18,12 +18,14 @@ examples:
 
 def parser() -> argparse.ArgumentParser:
     """The options of `pfedme export`."""
-    made = new_parser("export", "Writes one model of a finished run, with all that using it needs.", EXAMPLES)
+    made = new_parser(
+        "export", "Writes one model of a finished run, with everything needed to use it.", EXAMPLES
+    )
     made.add_argument("run", metavar="RUN", type=Path, help="the folder of a finished run")
     made.add_argument("--client", metavar="ID", help="whose model; the shared one if not given")
     made.add_argument(
         "--which", choices=("recommended", "personal", "global"),
-        help="if not given: what the client was recommended, else its personal model, else the shared one",
+        help="if not given, the model recommended to the client, else its personal one, else the shared one",
     )  # fmt: skip
     made.add_argument("-o", "--out", type=Path, required=True, metavar="DIR", help="folder for the model")
     made.add_argument("--force", action="store_true", help="write into a folder that is not empty")

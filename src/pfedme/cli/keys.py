@@ -24,7 +24,9 @@ def parser() -> argparse.ArgumentParser:
     about = "Creates a client's own key, or the server's certificate with the keys of its clients."
     made = new_parser("keys", about, EXAMPLES)
     made.add_argument(
-        "--own", metavar="NAME", help="at a client: create the key of the client NAME, which stays there"
+        "--own",
+        metavar="NAME",
+        help="at a client: create the key of the client NAME, which stays on that machine",
     )
     made.add_argument(
         "--server", metavar="HOST,...",
@@ -36,10 +38,12 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     made.add_argument(
         "--clients", metavar="NAME", nargs="+", default=[],
-        help="to try things out: clients whose keys are created here; "
+        help="for trials: clients whose keys are created here; "
         "whoever creates a client's key can take part as that client",
     )  # fmt: skip
-    made.add_argument("-o", "--out", type=Path, default=Path("keys"), metavar="DIR", help="folder (keys)")
+    made.add_argument(
+        "-o", "--out", type=Path, default=Path("keys"), metavar="DIR", help="folder for the keys (keys)"
+    )
     add_debug(made)
     return made
 

@@ -31,7 +31,7 @@ def parser() -> argparse.ArgumentParser:
     about = "Finds the right model for each client of a finished run, or for newcomers."
     made = new_parser("personalize", about, EXAMPLES)
     made.add_argument("run", metavar="RUN", type=Path, help="the folder of a finished run")
-    add_data(made, None, "newcomers, a federation that took no part, or the run's clients if not given")
+    add_data(made, None, "newcomers, a federation that took no part (if not given, the run's clients)")
     made.add_argument("--personalize", metavar="HOW", help=PERSONALIZE)
     add_out(made, "folder for the results; the run's own if not given")
     add_json(made)

@@ -24,7 +24,7 @@ examples:
 
 def parser() -> argparse.ArgumentParser:
     """The options of `pfedme predict`."""
-    about = "Predicts the rows of a table, in their order, by an exported model."
+    about = "Predicts the rows of a table, in their order, with an exported model."
     made = new_parser("predict", about, EXAMPLES)
     made.add_argument("model", metavar="DIR", type=Path, help="the folder of an exported model")
     made.add_argument("--data", type=Path, required=True, metavar="TABLE", help="CSV, TSV, Parquet or NPZ")
@@ -38,7 +38,8 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     made.add_argument(
         "--strict", action="store_true",
-        help="refuse missing values, and categories that the training rows do not have",
+        help="refuse missing values and unknown categories; without it, a missing number becomes the mean of "
+        "the training rows, and a missing or unknown category is encoded as zeros, with a warning",
     )  # fmt: skip
     made.add_argument("--force", action="store_true", help="overwrite the file, but never the table itself")
     add_debug(made)

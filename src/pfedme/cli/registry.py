@@ -21,14 +21,16 @@ COMMANDS = {
     for command in (
         Command("run", "train one algorithm on a federation", "pfedme.cli.run"),
         Command(
-            "compare", "train several on the same data and put them into one table", "pfedme.cli.compare"
+            "compare",
+            "train several algorithms on the same data and compare them in one table",
+            "pfedme.cli.compare",
         ),
         Command(
             "personalize",
             "find the right model for each client of a run, or for newcomers",
             "pfedme.cli.personalize",
         ),
-        Command("tune", "search for hyperparameters by validation rows", "pfedme.cli.tune"),
+        Command("tune", "search for hyperparameters on validation rows", "pfedme.cli.tune"),
         Command("data", "describe a federation", "pfedme.cli.data"),
         Command(
             "reproduce", "carry out the paper's experiments and judge its claims", "pfedme.cli.reproduce"
@@ -39,13 +41,13 @@ COMMANDS = {
         Command("report", "put runs and comparisons on one HTML page", "pfedme.cli.report"),
         Command(
             "export",
-            "write a client's model, or the shared one, into a folder to use it from",
+            "write a client's model, or the shared one, to a folder of its own",
             "pfedme.cli.export",
         ),
-        Command("predict", "predict the rows of a table by an exported model", "pfedme.cli.predict"),
+        Command("predict", "predict the rows of a table with an exported model", "pfedme.cli.predict"),
         Command("keys", "create the keys of a server and of clients on other machines", "pfedme.cli.keys"),
         Command("server", "train with clients on their own machines", "pfedme.cli.server"),
         Command("client", "take part with a table that stays on this machine", "pfedme.cli.client"),
-        Command("resume", "go on with an interrupted run or comparison", "pfedme.cli.resume"),
+        Command("resume", "resume an interrupted run or comparison", "pfedme.cli.resume"),
     )
 }

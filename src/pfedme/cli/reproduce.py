@@ -17,14 +17,16 @@ what: table1, figure1 ... figure7, cost (figures 6 and 7 at equal cost), theory,
 examples:
   pfedme reproduce table1 --quick               a tenth of the rounds, two seeds
   pfedme reproduce all --out docs               everything
-what has been run already is kept in OUT/runs and is not run again; delete it to start over"""
+finished runs are kept in OUT/runs and are not repeated; delete them to start over"""
 
 
 def parser() -> argparse.ArgumentParser:
     """The options of `pfedme reproduce`."""
     about = "Carries out the paper's experiments: tables, figures and verdicts."
     made = new_parser("reproduce", about, EXAMPLES)
-    made.add_argument("what", metavar="WHAT", nargs="+", help="table1, figure1 ... figure7, ..., audit, all")
+    made.add_argument(
+        "what", metavar="WHAT", nargs="+", help="table1, figure1 ... figure7, cost, theory, audit, all"
+    )
     made.add_argument("--quick", action="store_true", help="a tenth of the rounds, two seeds")
     add_out(made, "folder for the results (reproduction)", Path("reproduction"))
     add_json(made, "print the findings as JSON on standard output")

@@ -15,7 +15,7 @@ examples:
 
 def parser() -> argparse.ArgumentParser:
     """The options of `pfedme resume`."""
-    about = "Goes on with an interrupted run or comparison, to the same result to the bit."
+    about = "Resumes an interrupted run or comparison; the result is the same, bit for bit."
     made = new_parser("resume", about, EXAMPLES)
     made.add_argument("folder", metavar="DIR", type=Path, help="the folder that was given to --out")
     add_json(made)

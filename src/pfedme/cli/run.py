@@ -28,8 +28,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--personalize", metavar="HOW", help=PERSONALIZE)
     made.add_argument(
         "--holdout-clients", metavar="WHO",
-        help="share of the clients (0.2), or their names joined by commas, that take no part in training "
-        "and come later, to see how newcomers fare",
+        help="share of the clients (0.2), or their names joined by commas, to keep out of training, to "
+        "see how newcomers fare",
     )  # fmt: skip
     return made
 

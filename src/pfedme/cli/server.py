@@ -24,7 +24,7 @@ from pfedme.deploy.plan import OWN, PORT, Plan
 EXAMPLES = """\
 examples:
   pfedme server --algorithm pfedme --lam 15 --rounds 50 --cohort 5 --min-clients 5 --keys keys --out runs/fed
-  pfedme server --resume runs/fed               after a stop, from its last round
+  pfedme server --resume runs/fed               after a stop, from the last round
   pfedme server --insecure --min-clients 2      on this machine only, to try it"""
 
 
@@ -44,10 +44,10 @@ def parser() -> argparse.ArgumentParser:
     add_hyperparameters(made)
     add("--algorithm", default="pfedme", help=f"{ALGORITHM} (pfedme)")
     _add_own(made)
-    add("--listen", metavar="HOST:PORT", help=f"where clients connect to (0.0.0.0:{PORT})")
+    add("--listen", metavar="HOST:PORT", help=f"address that clients connect to (0.0.0.0:{PORT})")
     add(
         "--resume", type=Path, metavar="DIR",
-        help="go on with the run in this folder; only --listen and trust anew",
+        help="resume the run in this folder; only --listen, --json and the options of trust can be given too",
     )  # fmt: skip
     add_trust(made, "folder of the server's certificate and of clients' public keys, from 'pfedme keys'")
     return made

@@ -30,7 +30,7 @@ from pfedme.runs.run import CHOICES, NUMBERS, Run
 ALGORITHM = ", ".join(ALGORITHMS)
 JSON_ALONE = "print the result as JSON on standard output, and nothing else"
 OUT = "folder for the results; a new one below runs/ if not given"
-TRACK = "tensorboard or mlflow, with options after a colon, to follow the run with; several can be given"
+TRACK = "log the run to tensorboard or mlflow, with options after a colon; can be given several times"
 HYPERPARAMETERS = list(dict.fromkeys(name for cls in ALGORITHMS.values() for name in field_types(cls)))
 """The names of all algorithms' fields, each once."""
 

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from pfedme.tuning.tune import Tuning
 
 EXAMPLES = """\
-a hyperparameter that is given is fixed, the others are searched; the same command goes on with a search
-that was stopped, or that is to have more trials; test rows are never read
+hyperparameters that are given are fixed, and the others are searched; the same command resumes a search
+that was stopped, or adds trials to it; test rows are never read
 
 examples:
   pfedme tune pfedme --data synthetic --rounds 200 --cohort 10 --trials 30 --out runs/tuned
@@ -47,11 +47,11 @@ def parser() -> argparse.ArgumentParser:
     add_hyperparameters(made)
     made.add_argument("algorithm", metavar="ALGORITHM", help=ALGORITHM)
     made.add_argument(
-        "--trials", type=int, metavar="N", help="trials in all (30; with grid, all of its points)"
+        "--trials", type=int, metavar="N", help="number of trials (30; with grid, all of its points)"
     )
     made.add_argument(
         "--search", choices=("tpe", "grid"), default="tpe",
-        help="tpe, which follows what did well so far, or a grid in an order drawn by --seed (tpe)",
+        help="tpe, which learns from the trials so far, or a grid in a random order drawn from --seed (tpe)",
     )  # fmt: skip
     return made
 
