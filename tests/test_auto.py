@@ -224,7 +224,7 @@ def test_no_l2_changes_nothing_and_a_strength_is_a_proximal_step():
     fed = clients([40])
     sim = Simulation(FedAvg(eta=0.1), linear(fed), fed, cohort=1)
     problem = sim.store.problem(sim.model, 0)
-    w, key = sim.start().w, jax.random.key(1)
+    w, key = sim.start().server, jax.random.key(1)
     plain, none = (sgd(key, problem, w, eta=0.1, steps=3, B=5, l2=l2) for l2 in (None, jnp.zeros(())))
     assert_same_bits(plain, none)
     one, shrunk = (sgd(key, problem, w, eta=0.1, steps=1, B=5, l2=l2) for l2 in (None, jnp.float32(2)))

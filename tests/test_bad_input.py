@@ -359,7 +359,7 @@ def one_step(state: State, federation: Federation, i: int) -> np.ndarray:
     """Softmax regression after one step of size 0.5 on all training rows of client i, in NumPy."""
     rows = slice(federation.start[i], federation.start[i] + federation.n_train[i])
     x, y = federation.x[rows].astype(np.float64), federation.y[rows]
-    W, b = (np.asarray(part, np.float64) for part in state.w.tree[0])
+    W, b = (np.asarray(part, np.float64) for part in state.server.tree[0])
     p = np.exp(x @ W.T + b) / np.exp(x @ W.T + b).sum(axis=1, keepdims=True)
     slope = (p - np.eye(3)[y]) / len(y)
     return np.concatenate([(W - 0.5 * slope.T @ x).ravel(), b - 0.5 * slope.sum(axis=0)])

@@ -35,7 +35,7 @@ def test_alone_each_client_takes_its_own_gradient_steps_every_round():
         for i, rows in enumerate(train_rows(fed)):
             want = oracles.fedavg_client(w0, rows, eta=0.2, R=t * R, l2=L2)
             np.testing.assert_allclose(flat(models.personal, True)[i], want, rtol=1e-10, atol=1e-12)
-        np.testing.assert_array_equal(flat(state.w), w0)
+        np.testing.assert_array_equal(flat(state.server), w0)
 
 
 def test_alone_comes_to_each_clients_own_minimiser():
@@ -55,7 +55,7 @@ def test_a_federation_of_one_client_is_that_client_alone():
     )
     one = trajectory(together, start_at(together, w0), 4)[-1]
     other = trajectory(alone, start_at(alone, w0), 4)[-1]
-    np.testing.assert_allclose(flat(one.w), flat(alone.answer(other)[0].personal, True)[0], rtol=1e-12)
+    np.testing.assert_allclose(flat(one.server), flat(alone.answer(other)[0].personal, True)[0], rtol=1e-12)
 
 
 def test_fine_tuning_takes_f_steps_from_w_on_the_clients_rows():
@@ -66,7 +66,7 @@ def test_fine_tuning_takes_f_steps_from_w_on_the_clients_rows():
     models, _ = simulation.answer(state)
     for i, rows in enumerate(train_rows(fed)):
         for kind, steps in ((models.local, 2), (models.personal, 7)):
-            want = oracles.fedavg_client(flat(state.w), rows, eta=0.2, R=steps, l2=L2)
+            want = oracles.fedavg_client(flat(state.server), rows, eta=0.2, R=steps, l2=L2)
             np.testing.assert_allclose(flat(kind, True)[i], want, rtol=1e-10, atol=1e-12)
 
 
@@ -75,7 +75,7 @@ def test_fine_tuning_leaves_the_training_of_fedavg_as_it_is():
     for algorithm in (FedAvg(R=2, B=0, eta=0.2), FedAvgFT(R=2, F=7, B=0, eta=0.2)):
         simulation = Simulation(algorithm, softmax_regression(L2), fed, cohort=2, seed=1)
         state = trajectory(simulation, start_at(simulation, w0), 4)[-1]
-        ends.append((state.w, simulation.answer(state)[0].local))
+        ends.append((state.server, simulation.answer(state)[0].local))
     assert_same_bits(ends[0][0], ends[1][0])
     assert_close(*ends, rtol=1e-12, atol=1e-14)
 

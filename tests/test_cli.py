@@ -109,7 +109,7 @@ def test_help_explains_every_hyperparameter(capsys: pytest.CaptureFixture[str], 
     text = " ".join(helped(capsys, command, "--help").split())
     for cls in ALGORITHMS.values():
         for name in field_types(cls):
-            assert re.search(rf"--{name.replace('_', '-')} (X|N|{{[^ ]+}}) \S", text), name
+            assert re.search(rf"--{name.replace('_', '-')} (X|N|{{[^ ]+}}(\[:\.\.\.\])?) \S", text), name
 
 
 def test_help_tells_defaults(capsys: pytest.CaptureFixture[str]):

@@ -188,7 +188,7 @@ def test_every_algorithm_learns_and_is_the_same_for_permuted_clients(cls: type[A
     fed, order = images(), np.array([2, 0, 3, 1])
     sim, other = simulation(cls, fed), simulation(cls, fed.take(order))
     states, again = (trajectory(s, s.start(), 2) for s in (sim, other))
-    assert_close(states[-1].w, again[-1].w)
+    assert_close(states[-1].server, again[-1].server)
     models, permuted = sim.answer(states[-1])[0], other.answer(again[-1])[0]
     assert_close(jax.tree.map(lambda a: a[order], models), permuted)
     later, finite = sim.advance(states[-1], 40)

@@ -176,7 +176,7 @@ def test_permuting_the_clients_permutes_the_results(cls, cohort):
         np.testing.assert_array_equal(
             sim.federation.ids[sim.cohort_of(t)], other.federation.ids[other.cohort_of(t)]
         )
-        assert_same_bits(state.w, twin.w)
+        assert_same_bits(state.server, twin.server)
         assert_same_bits(own(state.clients, order), twin.clients)
     assert_close(own((models, info), order), other.answer(again[-1]), rtol=1e-6, atol=1e-7)
 
@@ -203,7 +203,7 @@ def test_a_newcomer_disturbs_nobody(cls, newcomer):
     where = np.array([newcomer.index(i) for i in old])
     with_newcomer = after.answer(state._replace(clients=own(state.clients, newcomer)))
     assert_close(answers, own(with_newcomer, where), rtol=1e-6, atol=1e-7)
-    assert_same_bits(before.start().w, after.start().w)
+    assert_same_bits(before.start().server, after.start().server)
 
 
 @with_clients
@@ -212,9 +212,9 @@ def test_training_the_cohort_only_is_training_everyone_and_averaging_the_cohort(
     sim, states, models, _ = three_rounds(cls)
     algorithm, fed = sim.algorithm, sim.federation
     update_of = jax.jit(algorithm.client_update)
-    w, kept, updates = states[0].w, [own(states[0].clients, i) for i in range(N)], []
+    w, kept, updates = states[0].server, [own(states[0].clients, i) for i in range(N)], []
     for t, state in enumerate(states):
-        assert_close(w, state.w)
+        assert_close(w, state.server)
         assert_close(kept, [own(state.clients, i) for i in range(N)])
         keys = [jax.random.fold_in(jax.random.fold_in(jax.random.key(0), t), int(i)) for i in fed.ids]
         with compiling(optimised=False):
@@ -253,15 +253,17 @@ def test_the_same_seed_gives_the_same_bits_and_another_seed_does_not(cls):
     repeated = trajectory(again, again.start(), 3)
     assert_same_bits((states, models, info), (repeated, *again.answer(repeated[-1])))
     other = simulation(cls, federation(), seed=1)
-    assert differs(other.start().w, states[0].w), "another seed starts elsewhere"
+    assert differs(other.start().server, states[0].server), "another seed starts elsewhere"
     after, same_start = other.advance(states[0], 1)[0], states[1]
-    assert differs((after.w, after.clients), (same_start.w, same_start.clients)), "and draws other rows"
+    assert differs((after.server, after.clients), (same_start.server, same_start.clients)), (
+        "and draws other rows"
+    )
 
 
 @every_algorithm
 def test_training_moves_the_models(cls):
     sim, states, models, _ = three_rounds(cls)
-    assert differs(states[0].w, states[-1].w) == sim.algorithm.has_global
+    assert differs(states[0].server, states[-1].server) == sim.algorithm.has_global
     first, _ = sim.answer(states[0])
     for kind in Models._fields:
         if getattr(models, kind) is not None:
@@ -291,7 +293,7 @@ def test_changing_a_float_does_not_compile_again(cls):
     unchanged, _ = Simulation(sim.algorithm, network(l2=0.3), federation(), cohort=3, seed=9).advance(
         states[-1], 1
     )
-    assert differs((after.w, after.clients), (unchanged.w, unchanged.clients)), "and yet it matters"
+    assert differs((after.server, after.clients), (unchanged.server, unchanged.clients)), "and yet it matters"
 
 
 @every_algorithm
@@ -301,7 +303,7 @@ def test_a_run_that_diverges_stops_at_its_last_finite_state(cls):
     state, finite = sim.advance(sim.start(), 60)
     assert not finite
     assert 0 < state.t < 60
-    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((state.w, state.clients)))
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((state.server, state.clients)))
     until, still_finite = sim.advance(sim.start(), state.t)
     assert still_finite
     assert_same_bits(state, until)

@@ -90,6 +90,7 @@ def understood(
     monkeypatch.setattr(pfedme.training.execute, "execute", stop)
     monkeypatch.setattr(import_module("pfedme.training.compare"), "compare", stop)
     monkeypatch.setattr(import_module("pfedme.tuning.tune"), "tune", stop)
+    monkeypatch.setattr(import_module("pfedme.experiments.verdicts"), "study_verdicts", stop)
     monkeypatch.setattr(Synthetic, "load", stop)
     monkeypatch.setattr(Mnist, "load", stop)
     monkeypatch.setattr(Table, "load", stop)

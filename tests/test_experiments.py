@@ -19,7 +19,6 @@ from pfedme.algorithms import FedAvg, PerFedAvg, PFedMe
 from pfedme.cli import main
 from pfedme.errors import InputError, Interrupted
 from pfedme.experiments import paper, table1
-from pfedme.experiments.comparison import gradients
 from pfedme.experiments.effects import BASE, EFFECTS
 from pfedme.experiments.finding import Finding, judge
 from pfedme.experiments.paper import CELLS, FULL, PRINTED, QUICK, TINY
@@ -112,10 +111,10 @@ def test_quick_needs_a_tenth_of_the_rounds():
 
 
 def test_gradients_of_a_round():
-    assert gradients(PFedMe(R=20, K=5)) == 100
-    assert gradients(FedAvg(R=20)) == 20
-    assert gradients(PerFedAvg(R=20)) == 80
-    assert gradients(PerFedAvg(R=20, hessian="first-order")) == 40
+    assert PFedMe(R=20, K=5).gradients == 100
+    assert FedAvg(R=20).gradients == 20
+    assert PerFedAvg(R=20).gradients == 80
+    assert PerFedAvg(R=20, hessian="first-order").gradients == 40
 
 
 def test_names_stand_for_experiments():

@@ -72,7 +72,7 @@ def test_a_single_client_comes_to_its_own_minimiser():
     simulation = Simulation(FedAvg(R=50, B=0, eta=0.3), softmax_regression(0.3), fed, cohort=1)
     state, finite = simulation.advance(start_at(simulation, w0), 20)
     assert finite
-    np.testing.assert_allclose(flat(state.w), oracles.prox(w0, rows, 0.0, 0.3), atol=1e-8)
+    np.testing.assert_allclose(flat(state.server), oracles.prox(w0, rows, 0.0, 0.3), atol=1e-8)
 
 
 def test_local_steps_on_mini_batches_are_unbiased():
@@ -105,4 +105,4 @@ def test_cycled_batches_are_consecutive_rows_of_each_client():
                 local = local - eta * oracles.gradient(local, oracles.Rows(rows.x[at], rows.y[at]), L2)
             uploads.append(local)
         w = np.mean(uploads, axis=0)
-        np.testing.assert_allclose(flat(state.w), w, rtol=1e-10, atol=1e-12)
+        np.testing.assert_allclose(flat(state.server), w, rtol=1e-10, atol=1e-12)

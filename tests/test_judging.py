@@ -61,7 +61,7 @@ def test_metrics_of_an_evaluation_are_those_of_the_rows():
     entry = evaluation.entry("auc", full=True)
     assert fed.positive == 0
     assert models.local is not None
-    for kind, thetas in (("global", [state.w] * 4), ("local", [models.local[i] for i in range(4)])):
+    for kind, thetas in (("global", [state.server] * 4), ("local", [models.local[i] for i in range(4)])):
         p, y, own = [], [], []
         for i, theta in enumerate(thetas):
             here = part(fed, i, "test")
@@ -227,7 +227,7 @@ def test_weights_are_for_training_and_not_for_judging():
     start = one.start()
     assert one.evaluate(start)[0].entry()["global"] == other.evaluate(start)[0].entry()["global"]
     (w, _), (v, _) = one.advance(start, 3), other.advance(start, 3)
-    assert float(jnp.abs(w.w.ravel() - v.w.ravel()).max()) > 1e-3
+    assert float(jnp.abs(w.server.ravel() - v.server.ravel()).max()) > 1e-3
 
 
 # --- A threshold, from validation rows to predictions -------------------------------------------------

@@ -53,7 +53,7 @@ def test_the_personal_model_is_not_the_local_one():
     state = trajectory(sim, start_at(sim, w0), 2)[-1]
     evaluation, models = sim.evaluate(state)
     for i, rows in enumerate(train_rows(sim.federation)):
-        want = oracle(flat(state.w), rows)
+        want = oracle(flat(state.server), rows)
         assert np.abs(want.personal - want.local).max() > 1e-2, "the two differ on these data"
         np.testing.assert_allclose(flat(models.personal, True)[i], want.personal, rtol=1e-9)
         np.testing.assert_allclose(flat(models.local, True)[i], want.local, rtol=1e-9)
@@ -72,7 +72,7 @@ def test_the_global_model_is_not_evaluated_as_the_personal_one():
     test, train, n = held_out(sim.federation), train_rows(sim.federation), sim.federation.clients
     for scores, rows in ((evaluation.test, test), (evaluation.train, train)):
         np.testing.assert_allclose(
-            scores["global"].loss, losses(np.tile(flat(state.w), (n, 1)), rows), rtol=1e-6
+            scores["global"].loss, losses(np.tile(flat(state.server), (n, 1)), rows), rtol=1e-6
         )
         np.testing.assert_allclose(
             scores["personal"].loss, losses(flat(models.personal, True), rows), rtol=1e-6
@@ -88,7 +88,7 @@ def test_the_personal_model_is_the_one_that_was_trained():
     for i, rows in enumerate(train_rows(sim.federation)):
         assert np.abs(answers[-1][i] - w0).max() > 1e-2
         assert np.abs(answers[-1][i] - answers[0][i]).max() > 1e-3
-        np.testing.assert_allclose(answers[-1][i], oracle(flat(states[-1].w), rows).personal, rtol=1e-9)
+        np.testing.assert_allclose(answers[-1][i], oracle(flat(states[-1].server), rows).personal, rtol=1e-9)
 
 
 def test_the_proximal_term_is_there():

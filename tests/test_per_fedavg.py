@@ -103,7 +103,7 @@ def test_rounds_and_models_are_the_oracles(hessian, cohort, aggregation):
         w0, train_rows(fed), cohorts, client, beta=beta, by_samples=aggregation == "samples"
     )
     for state, w in zip(states, want, strict=True):
-        np.testing.assert_allclose(flat(state.w), w, rtol=1e-10, atol=1e-12)
+        np.testing.assert_allclose(flat(state.server), w, rtol=1e-10, atol=1e-12)
     models, _ = simulation.answer(states[-1])
     for i, rows in enumerate(train_rows(fed)):
         np.testing.assert_allclose(

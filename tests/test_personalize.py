@@ -319,7 +319,9 @@ def test_until_the_first_choice_every_client_has_the_given_lambda():
     )
     with compiling(optimised=False):
         a, b = given.advance(given.start(), 3)[0], own.advance(own.start(), 3)[0]
-    np.testing.assert_allclose(np.asarray(a.w.ravel()), np.asarray(b.w.ravel()), rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(
+        np.asarray(a.server.ravel()), np.asarray(b.server.ravel()), rtol=1e-5, atol=1e-7
+    )
     np.testing.assert_array_equal(np.asarray(b.clients), np.full(5, 4.0, np.float32))
 
 
@@ -365,7 +367,7 @@ def test_a_smaller_lambda_lets_the_personal_model_go_further():
         ).answer(start)
     assert models.personal is not None
     assert given.personal is not None
-    theta, w = np.asarray(models.personal.ravel(1)), np.asarray(start.w.ravel())
+    theta, w = np.asarray(models.personal.ravel(1)), np.asarray(start.server.ravel())
     far = np.linalg.norm(theta - w, axis=1)
     assert far[0] < far[1] < far[2]
     np.testing.assert_allclose(theta[0], np.asarray(given.personal.ravel(1))[0], rtol=1e-5, atol=1e-7)

@@ -73,7 +73,7 @@ def test_rounds_and_models_are_those_of_algorithm_1(R, K, cohort, theta_start, a
         states = trajectory(simulation, start_at(simulation, w0()), 5)
         want = oracle_rounds(simulation, algorithm, w0(), 5)
         for state, w in zip(states, want, strict=True):
-            np.testing.assert_allclose(flat(state.w), w, rtol=1e-10, atol=1e-12)
+            np.testing.assert_allclose(flat(state.server), w, rtol=1e-10, atol=1e-12)
         models, info = simulation.answer(states[-1])
         for i, own in enumerate(train_rows(fed)):
             answer = oracle_client(algorithm)(want[-1], own)
@@ -93,8 +93,8 @@ def test_rounds_in_single_precision_on_clients_of_any_size_are_those_of_algorith
         start = simulation.start()
         states = trajectory(simulation, start, 6)
         models, _ = simulation.answer(states[-1])
-    want = oracle_rounds(simulation, algorithm, flat(start.w), 6)
-    np.testing.assert_allclose(flat(states[-1].w), want[-1], rtol=1e-4, atol=1e-5)
+    want = oracle_rounds(simulation, algorithm, flat(start.server), 6)
+    np.testing.assert_allclose(flat(states[-1].server), want[-1], rtol=1e-4, atol=1e-5)
     for i, own in enumerate(train_rows(fed)):
         answer = oracle_client(algorithm)(want[-1], own)
         np.testing.assert_allclose(flat(models.local, True)[i], answer.local, rtol=1e-4, atol=1e-5)
@@ -108,7 +108,9 @@ def test_a_round_with_exact_inner_solutions_is_a_gradient_step_on_the_mean_envel
     simulation = Simulation(algorithm, softmax_regression(L2), fed, cohort=fed.clients)
     _, after = trajectory(simulation, start_at(simulation, w0()), 1)
     gradients = [lam * (w0() - oracles.prox(w0(), rows, lam, L2)) for rows in train_rows(fed)]
-    np.testing.assert_allclose(flat(after.w), w0() - eta * np.mean(gradients, axis=0), rtol=1e-9, atol=1e-11)
+    np.testing.assert_allclose(
+        flat(after.server), w0() - eta * np.mean(gradients, axis=0), rtol=1e-9, atol=1e-11
+    )
 
 
 def test_with_exact_inner_solutions_w_comes_to_the_minimiser_of_the_mean_envelope():
@@ -123,7 +125,7 @@ def test_with_exact_inner_solutions_w_comes_to_the_minimiser_of_the_mean_envelop
         )
 
     rate = 1 - l2 / (lam + l2)
-    sizes = [size_of_gradient(flat(s.w)) for s in trajectory(simulation, start_at(simulation, w0()), 20)]
+    sizes = [size_of_gradient(flat(s.server)) for s in trajectory(simulation, start_at(simulation, w0()), 20)]
     for before, after in itertools.pairwise(sizes):
         assert after <= rate * before + 1e-10
     assert sizes[-1] <= rate**20 * sizes[0] + 1e-9
@@ -163,7 +165,7 @@ def test_one_inner_step_from_w_is_fedavg_with_step_eta_lam_alpha(B):
         FedAvg(eta=0.4 * 3.0 * 0.25, R=4, B=B, beta=1.5, aggregation="uniform"),
     ):
         simulation = Simulation(algorithm, softmax_regression(L2), fed, cohort=2, seed=7)
-        ends.append([s.w for s in trajectory(simulation, start_at(simulation, w0()), 4)])
+        ends.append([s.server for s in trajectory(simulation, start_at(simulation, w0()), 4)])
     assert_close(*ends, rtol=1e-10, atol=1e-12)
     assert differs(ends[0][0], ends[0][-1])
 

@@ -163,7 +163,7 @@ def test_a_round_of_fedavg_is_the_mean_of_closed_forms(aggregation: Any):
         weights = fed.n_train if aggregation == "samples" else None
         own = [steps(*quadratic(rows, L2), w, 0.1, 9) for rows in train_rows(fed)]
         want = np.average(own, axis=0, weights=weights)
-        np.testing.assert_allclose(flat(state.w), want, rtol=1e-9, atol=1e-11)
+        np.testing.assert_allclose(flat(state.server), want, rtol=1e-9, atol=1e-11)
 
 
 def test_per_fedavgs_step_has_the_hessian():
@@ -195,7 +195,7 @@ def test_smaller_steps_at_the_end_move_w_less_and_leave_personal_models_alone(cl
             state = start_at(sim, w)._replace(t=2)
             answers.append(sim.answer(state)[0])
             after, _ = sim.advance(state, 1)
-            moved = after.w if algorithm.has_global else after.clients
+            moved = after.server if algorithm.has_global else after.clients
             ways.append(flat(moved, not algorithm.has_global) - w)
         np.testing.assert_allclose(ways[1], ways[0] / 4, rtol=1e-9)
         assert_close(*answers, rtol=1e-12)
@@ -260,7 +260,7 @@ def test_scores_are_numpys(kind: str):
     sim = Simulation(tiny(PFedMe), ridge(), fed, cohort=3)
     state, _ = sim.advance(sim.start(), 5)
     evaluation, models = sim.evaluate(state)
-    theta = np.tile(flat(state.w), (fed.clients, 1)) if kind == "global" else flat(models.personal, True)
+    theta = np.tile(flat(state.server), (fed.clients, 1)) if kind == "global" else flat(models.personal, True)
     told = [with_one(rows.x) @ own for rows, own in zip(held_out(fed), theta, strict=True)]
     scores, entry = evaluation.test[kind], evaluation.entry()[kind]
     labels = [rows.y.astype(np.float64) for rows in held_out(fed)]
@@ -283,11 +283,11 @@ def test_the_mean_of_a_clients_labels_has_r2_0_and_the_labels_have_1():
     fed = federation(((4, 6), (4, 6)))
     constant = ridge().init(jax.random.key(0)).map(jnp.zeros_like)
     sim = Simulation(FedAvg(), ridge(), dataclasses.replace(fed, y=fed.y - fed.y[4:10].mean()), cohort=1)
-    scores = sim.evaluate(sim.start()._replace(w=constant))[0].test["global"]
+    scores = sim.evaluate(sim.start()._replace(server=constant))[0].test["global"]
     np.testing.assert_allclose(scores.r2[0], 0, atol=1e-5)
     perfect = dataclasses.replace(fed, y=np.zeros_like(fed.y) + fed.x[:, 0])
     right = constant.like(jnp.array([1.0, 0, 0, 0]))
-    scores = Simulation(FedAvg(), ridge(), perfect, cohort=1).evaluate(sim.start()._replace(w=right))[0]
+    scores = Simulation(FedAvg(), ridge(), perfect, cohort=1).evaluate(sim.start()._replace(server=right))[0]
     np.testing.assert_array_equal(scores.test["global"].r2, [1, 1])
     np.testing.assert_array_equal(scores.test["global"].rmse, [0, 0])
 

@@ -12,7 +12,8 @@ import pytest
 
 from pfedme.cli.screen.bars import Bar
 from pfedme.data.federation import Federation
-from pfedme.engine.verdict import Interval
+from pfedme.engine.measure import MEASURES
+from pfedme.engine.verdict import Gains, Interval
 from pfedme.personalization.finished import Level
 from pfedme.report.describe import describe
 from pfedme.report.figures import curves
@@ -108,16 +109,26 @@ def test_what_is_said_of_newcomers_follows_from_their_interval(
 
 
 def test_what_is_said_of_the_chosen_models_follows_from_their_interval():
-    half = np.full(8, 0.02)
+    noise = np.full(8, 0.01)
     gain = 0.1 + 0.01 * np.arange(8)
     for sign, words in ((1, "are 13.5 points above alone"), (-1, "are 13.5 points below alone")):
-        said = choice_sentences(["global"] * 8, {"alone": (sign * gain, half)})[1]
+        said = choice_sentences(["global"] * 8, {"alone": Gains(sign * gain, noise)})[1]
         assert words in said
         assert f"{8 if sign > 0 else 0} of 8 clients gain" in said
-    said = choice_sentences(["global"] * 8, {"alone": (gain * np.tile([1, -1], 4), half)})[1]
+    gain = gain * np.tile([1, -1], 4)
+    said = choice_sentences(["global"] * 8, {"alone": Gains(gain, noise)})[1]
     assert "cannot be told from alone" in said
     assert "above" not in said
     assert "below" not in said
+    assert choice_sentences(["global"] * 8, {"alone": Gains(np.zeros(0))})[1:] == []  # no client has an AUC
+
+
+def test_a_smaller_error_is_a_gain():
+    gain = 0.1 + 0.01 * np.arange(8)
+    for sign, words in ((1, "are 0.135 better than alone"), (-1, "are 0.135 worse than alone")):
+        said = choice_sentences(["global"] * 8, {"alone": Gains(sign * gain)}, MEASURES["rmse"])[1]
+        assert words in said
+        assert "beyond" not in said  # which takes intervals of single clients
 
 
 def test_nothing_is_said_of_alone_where_it_was_not_run():

@@ -105,6 +105,7 @@ def page(folder: Path) -> Path:
         (VERDICT | {"verdict": "yes", "low": 0.02, "why": ""}, "Yes: +12.6 points, 95 %", "good"),
         (VERDICT | {"verdict": "no", "gain": -0.04, "low": -0.07, "high": -0.01},
          "No: −4.0 points, 95 % interval −7.0 to −1.0, 18 clients.", "bad"),
+        (VERDICT | {"level": 0.98}, "Cannot tell: +12.6 points, 98 % interval −6.2 to +31.4", "open"),
         (VERDICT | {"metric": "auc"}, "Cannot tell: +0.126 of AUC, 95 % interval −0.062 to +0.314", "open"),
         (VERDICT | {"verdict": "no", "metric": "rmse", "gain": -0.5, "low": -0.8, "high": -0.2},
          "No: RMSE higher by 0.5, 95 % interval +0.2 to +0.8, 18 clients.", "bad"),

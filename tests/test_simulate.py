@@ -112,8 +112,8 @@ def test_the_state_is_all_that_a_run_needs_to_go_on():
     for cls in (FedAvg, Alone):
         first = simulation(cls)
         half, _ = first.advance(first.start(), 3)
-        stored = [np.array(leaf) for leaf in jax.tree.leaves((half.w, half.clients))]
-        structure = jax.tree.structure((half.w, half.clients))
+        stored = [np.array(leaf) for leaf in jax.tree.leaves((half.server, half.clients))]
+        structure = jax.tree.structure((half.server, half.clients))
         w, clients = jax.tree.unflatten(structure, [jnp.asarray(a) for a in stored])
         second = simulation(cls)
         assert_same_bits(second.advance(State(half.t, w, clients), 3)[0], first.advance(first.start(), 6)[0])
@@ -139,7 +139,7 @@ def test_every_client_starts_from_the_same_model():
     start = sim.start()
     assert start.t == 0
     theta, l2 = start.clients
-    np.testing.assert_array_equal(flat(theta, True), np.tile(flat(start.w), (N, 1)))
+    np.testing.assert_array_equal(flat(theta, True), np.tile(flat(start.server), (N, 1)))
     np.testing.assert_array_equal(l2, np.zeros(N))
 
 
@@ -151,7 +151,7 @@ def test_an_evaluation_scores_each_model_on_each_clients_rows():
     state, _ = sim.advance(sim.start(), 2)
     evaluation, models = sim.evaluate(state)
     thetas = {
-        "global": [state.w] * N,
+        "global": [state.server] * N,
         "local": [there(models.local)[i] for i in range(N)],
         "personal": [there(models.personal)[i] for i in range(N)],
     }
@@ -190,14 +190,14 @@ def test_an_evaluation_of_a_broken_model_is_not_finite():
     sim = simulation()
     start = sim.start()
     assert sim.evaluate(start)[0].finite
-    assert not sim.evaluate(start._replace(w=float("nan") * start.w))[0].finite
+    assert not sim.evaluate(start._replace(server=float("nan") * start.server))[0].finite
 
 
 def test_smoothness_is_the_largest_curvature_of_any_client():
     """Estimated on 256 rows drawn from each client's own, so to a few standard errors of 1/16."""
     fed, l2 = federation(), 0.01
     sim = Simulation(tiny(FedAvg), softmax_regression(l2), fed, cohort=1)
-    w = flat(sim.start().w)
+    w = flat(sim.start().server)
     want = max(np.linalg.eigvalsh(oracles.hessian(w, rows, l2))[-1] for rows in train_rows(fed))
     np.testing.assert_allclose(sim.smoothness(), want, rtol=0.25)
 

@@ -46,7 +46,7 @@ def test_runs_together_may_be_in_different_rounds():
     ahead, _ = sims[0].advance(sims[0].start(), 5)
     (first, _), (second, _) = advance(sims, [ahead, sims[1].start()], 2)
     assert (first.t, second.t) == (7, 2)
-    assert_close(first.w, sims[0].advance(ahead, 2)[0].w)
+    assert_close(first.server, sims[0].advance(ahead, 2)[0].server)
 
 
 def test_to_the_bit_it_does_not_matter_who_the_others_are():
@@ -63,7 +63,7 @@ def test_a_run_that_goes_wrong_is_named_and_the_others_stand_before_that_round()
     (good, fine), (bad, broken) = advance(sims, starts(sims), 4)
     assert (fine, broken) == (True, False)
     assert good.t == bad.t == sims[1].advance(sims[1].start(), 4)[0].t < 4
-    assert_same_bits(bad.w, sims[1].advance(sims[1].start(), 4)[0].w)
+    assert_same_bits(bad.server, sims[1].advance(sims[1].start(), 4)[0].server)
 
 
 def seeds(n: int, **options: float) -> list[Run]:

@@ -607,7 +607,7 @@ def accuracy(federation: Federation, attackers: int, clip: float, *, bad: bool =
     state, norms = simulation.start(), list[float]()
     like = jax.eval_shape(model.init, jax.random.key(0))
     for t in range(60):
-        w = np.asarray(state.w.ravel())
+        w = np.asarray(state.server.ravel())
         uploads = np.array(simulation.update(state, np.arange(clients)).upload.ravel(1))
         lengths = np.linalg.norm(uploads - w, axis=1)
         if bad:
@@ -619,7 +619,7 @@ def accuracy(federation: Federation, attackers: int, clip: float, *, bad: bool =
         parts, sent = judge.clipped(parts, sent, w, norms, clip=clip, far=10.0)
         norms += lengths.tolist()
         mean = np.mean([upload.w for upload in sent.values()], axis=0, dtype=float)
-        state = state._replace(t=t + 1, w=like.like(jnp.asarray(mean, jnp.float32)))
+        state = state._replace(t=t + 1, server=like.like(jnp.asarray(mean, jnp.float32)))
     return 100 * simulation.evaluate(state, np.arange(attackers, clients))[0].entry()["global"]["accuracy"]
 
 

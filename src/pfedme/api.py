@@ -15,6 +15,7 @@ from pfedme.algorithms import Algorithm
 from pfedme.core.models import Description, Model
 from pfedme.data import Source
 from pfedme.engine.choices import Personalize
+from pfedme.engine.simulate import first_model
 from pfedme.errors import InputError
 from pfedme.personalization.afterwards import Offer, offer, write_page
 from pfedme.personalization.finished import FinishedRun
@@ -242,7 +243,9 @@ def _finished(result: Result) -> FinishedRun:
     assert result.w is not None
     run, simulation = result.run.prepare()
     improving = bool(result.record.get("auto", {}).get("improving"))
-    return FinishedRun(run, simulation, simulation.start().w.like(result.w), improving)
+    return FinishedRun(
+        run, simulation, first_model(simulation.model, simulation.seed).like(result.w), improving
+    )
 
 
 @contextmanager

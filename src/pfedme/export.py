@@ -73,8 +73,8 @@ class Predictor:
     a warning that counts such rows; `strict` makes an error of it.
 
     >>> import tempfile
-    >>> from pfedme.models import Network
-    >>> from pfedme.schema import Column
+    >>> from pfedme.core.models import Network
+    >>> from pfedme.data.schema import Column
     >>> schema = Schema(
     ...     columns=(Column("age", "number", mean=50.0, scale=10.0),), label="outcome", client="hospital",
     ...     task="classification", labels=("no", "yes"),

@@ -24,21 +24,22 @@ class Alone(Algorithm):
     """
 
     name: ClassVar[str] = "alone"
+    federated: ClassVar[bool] = False
     has_global: ClassVar[bool] = False
 
     l2: Literal["own", "model"] = "own"
     """own: each client chooses its own l2 strength on validation rows; model: all use the model's."""
 
-    def init(self, w: Params) -> Any:
+    def init(self, sent: Params) -> Any:
         """θ_i, which starts where the shared model would, and l2_i."""
-        return (w, jnp.zeros(())) if self.l2 == "own" else w
+        return (sent, jnp.zeros(())) if self.l2 == "own" else sent
 
     def client_update(self, key: jax.Array, problem: Problem, w: Params, state: Any) -> Update:
-        """R steps on the client's own model; w comes back as it was."""
+        """R steps on the client's own model; nothing is sent."""
         theta, l2 = state if self.l2 == "own" else (state, None)
         theta = sgd(key, problem, theta, eta=self.eta, steps=self.R, B=self.B, l2=l2)
         kept = (theta, l2) if self.l2 == "own" else theta
-        return Update(upload=w, state=kept, models=Models(personal=theta), info={})
+        return Update(upload=(), state=kept, models=Models(personal=theta), info={})
 
     def answer(self, key: jax.Array, problem: Problem, w: Params, state: Any) -> tuple[Models, dict]:
         """The client's own model as it stands."""
@@ -53,6 +54,6 @@ class Pooled(Alone):
     name: ClassVar[str] = "pooled"
     pools: ClassVar[bool] = True
 
-    def shared(self, w: Params, clients: Any) -> Params:
+    def shared(self, server: Any, clients: Any) -> Params:
         """The only client's model."""
         return (clients[0] if self.l2 == "own" else clients)[0]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from pfedme.algorithms.aggregate import Codec, Combine, Mean, Plain
 from pfedme.core.problem import Order, Problem
 from pfedme.core.spec import Count, Index, NonNegative, Positive
 from pfedme.core.tree import Params, record
@@ -29,13 +31,27 @@ class Models(NamedTuple):
 class Update(NamedTuple):
     """A client's part of a round."""
 
-    upload: Params
-    """What the client sends to the server."""
+    upload: Any
+    """What the client sends to the server: a tree of arrays. A model is sent as its difference from what the
+    client was sent."""
     state: Any
     """What it keeps for its next round."""
     models: Models
     info: dict[str, jax.Array]
     """Numbers about the computation that are worth a place in the record."""
+
+
+class Cohort(NamedTuple):
+    """Whose uploads the server has in a round, a row each."""
+
+    key: jax.Array
+    """Randomness of the server's own, a function of (seed, round)."""
+    clients: jax.Array
+    """Their places among all clients."""
+    rows: jax.Array
+    """Their training rows; zero marks an absent client."""
+    total: int
+    """N: how many clients there are."""
 
 
 @record
@@ -44,13 +60,52 @@ class Algorithm:
 
     A round of the simulator, and of a deployed federation, is
 
-        update_i = algorithm.client_update(key_i, problem_i, w, state_i)   for each client i of the cohort
-        w        = algorithm.server_update(w, uploads, counts)
+        for each client i of the cohort:
+            sent_i   = algorithm.send(server, i)
+            update_i = algorithm.client_update(key_i, problem_i, sent_i, state_i)
+        server = algorithm.server_update(server, uploads, cohort)
+
+    where `server` is whatever the server keeps, by default the shared model w, and `state_i` is whatever
+    client i keeps, by default nothing. All methods are pure functions that JAX can trace; `client_update` is
+    the only one that must be written. Checkpoints hold all that is kept; deployed clients keep their own state.
+
+    As an example, FedAvg whose server has momentum, v ← μ v + mean of the Δ_i and w ← w + v:
+
+    >>> @record
+    ... class Momentum(Algorithm):
+    ...     mu: NonNegative = 0.9
+    ...     '''μ: what is left of the step before.'''
+    ...
+    ...     def begin(self, key, first, total):
+    ...         w = first(0)
+    ...         return w, 0 * w
+    ...
+    ...     def send(self, server, i):
+    ...         return server[0]
+    ...
+    ...     def client_update(self, key, problem, w, state):
+    ...         w_i = sgd(key, problem, w, eta=self.eta, steps=self.R, B=self.B)
+    ...         return Update(upload=w_i - w, state=state, models=Models(local=w_i), info={})
+    ...
+    ...     def server_update(self, server, uploads, cohort):
+    ...         w, v = server
+    ...         v = self.mu * v + self.combined(uploads, cohort)
+    ...         return w + v, v
+    ...
+    ...     def shared(self, server, clients):
+    ...         return server[0]
+    >>> cohort = Cohort(jax.random.key(0), jnp.arange(2), jnp.array([10, 30]), 2)
+    >>> server = Params(jnp.zeros(1)), Params(jnp.ones(1))
+    >>> w, v = Momentum(mu=0.5).server_update(server, Params(jnp.array([[1.0], [4.0]])), cohort)
+    >>> w.tree
+    Array([3.], dtype=float32)
     """
 
     name: ClassVar[str]
+    federated: ClassVar[bool] = True
+    """Whether clients train together; if not, nothing is sent."""
     has_global: ClassVar[bool] = True
-    """Whether there is a shared model w at all."""
+    """Whether there is one shared model that any client could use as it is."""
     pools: ClassVar[bool] = False
     """Whether it trains on the rows of all clients as if they were one client's."""
     steps: ClassVar[tuple[str, ...]] = ("eta",)
@@ -68,11 +123,87 @@ class Algorithm:
     B: Index = 20
     """|D|: rows of a mini-batch, drawn with replacement; 0 takes all of a client's rows."""
     beta: Positive = 1.0
-    """β: the server moves w by β times the distance to the mean of the uploads."""
+    """β: the server moves w by β times the mean of the differences that clients send."""
     aggregation: Aggregation = "uniform"
     """Weights of the uploads: the same for all (paper), or by training rows (released code)."""
+    combine: Combine = Mean()
+    """How uploads are combined."""
+    codec: Codec = Plain()
+    """How uploads are coded on their way to the server."""
     batches: Order = "random"
     """Mini-batches: rows drawn afresh (paper), or cycled through in a fixed order (released code)."""
+
+    def begin(self, key: jax.Array, first: Callable[[int], Params], total: int, /) -> Any:
+        """What the server keeps before the first round: by default the first model.
+
+        Arguments:
+            key: randomness of the server's own.
+            first: makes the first models, number 0, 1, ..., each drawn anew.
+            total: N, how many clients there are.
+        """
+        return first(0)
+
+    def send(self, server: Any, i: jax.Array, /) -> Any:
+        """What client i, by its place among all clients, receives: by default all that the server keeps."""
+        return server
+
+    def init(self, sent: Any, /) -> Any:
+        """What a client keeps before its first round, from what it would be sent then; by default nothing."""
+        return ()
+
+    def client_update(self, key: jax.Array, problem: Problem, sent: Any, state: Any, /) -> Update:
+        """The client's part of a round.
+
+        Arguments:
+            key: randomness of this client in this round, a function of (seed, round, client).
+            problem: the client's rows, and the loss of a model on them.
+            sent: what the server has sent.
+            state: what the client has kept since it last took part, or what `init` returned.
+
+        Returns its upload, what it keeps from now on, its models, and numbers for the record. What it keeps
+        counts only if its upload has reached the server.
+        """
+        raise NotImplementedError
+
+    def server_update(self, server: Any, uploads: Any, cohort: Cohort, /) -> Any:
+        """What the server keeps after a round: w ← w + β Σ_i p_i Δ_i by default.
+
+        Arguments:
+            server: what it has kept so far.
+            uploads: what the clients of the cohort have sent, decoded and stacked.
+            cohort: who they are.
+
+        >>> w, uploads = Params(jnp.zeros(1)), Params(jnp.array([[1.0], [4.0]]))
+        >>> cohort = Cohort(jax.random.key(0), jnp.arange(2), jnp.array([10, 30]), 2)
+        >>> Algorithm(beta=2.0).server_update(w, uploads, cohort).tree
+        Array([5.], dtype=float32)
+        >>> Algorithm(aggregation="samples").server_update(w, uploads, cohort).tree
+        Array([3.25], dtype=float32)
+        """
+        return server + self.beta * self.combined(uploads, cohort)
+
+    def combined(self, uploads: Any, cohort: Cohort) -> Any:
+        """The uploads of a cohort as one, by `combine` with the weights p_i."""
+        return self.combine(uploads, self.weights(cohort), cohort.key)
+
+    def weights(self, cohort: Cohort) -> jax.Array:
+        """p_i: uniform, or proportional to the rows; zero for an absent client."""
+        share = (cohort.rows > 0) if self.aggregation == "uniform" else cohort.rows
+        return share / jnp.sum(share)
+
+    def shared(self, server: Any, clients: Any, /) -> Params | None:
+        """The global model, of what the server and the clients (stacked) keep; None if there is none."""
+        return server if self.has_global else None
+
+    def answer(self, key: jax.Array, problem: Problem, sent: Any, state: Any, /) -> tuple[Models, dict]:
+        """The models with which a client answers, for evaluation and for use."""
+        update = self.client_update(key, problem, sent, state)
+        return update.models, update.info
+
+    @property
+    def gradients(self) -> int:
+        """Mini-batch gradients that a client computes in a round; a Hessian-vector product counts as two."""
+        return self.R
 
     def stable_steps(self, L: float) -> dict[str, float]:
         """A size for each of `steps` that is stable on losses whose gradients are L-Lipschitz."""
@@ -93,38 +224,12 @@ class Algorithm:
         is."""
         return dataclasses.replace(self, eta=factor * self.eta)
 
-    def init(self, w: Params) -> Any:
-        """What a client keeps between rounds, before its first; nothing by default."""
-        return ()
-
-    def client_update(self, key: jax.Array, problem: Problem, w: Params, state: Any) -> Update:
-        """The client's part of a round that starts from w."""
-        raise NotImplementedError
-
-    def server_update(self, w: Params, uploads: Params, count: jax.Array) -> Params:
-        """w ← (1 − β) w + β Σ_i p_i w_i over the stacked uploads w_i of clients with `count` rows.
-
-        p_i is uniform, or proportional to the rows; a count of zero marks an absent client.
-
-        >>> w, uploads = Params(jnp.zeros(1)), Params(jnp.array([[1.0], [4.0]]))
-        >>> Algorithm(beta=2.0).server_update(w, uploads, jnp.array([10, 30])).tree
-        Array([5.], dtype=float32)
-        >>> Algorithm(aggregation="samples").server_update(w, uploads, jnp.array([10, 30])).tree
-        Array([3.25], dtype=float32)
-        """
-        share = (count > 0) if self.aggregation == "uniform" else count
-        p = share / jnp.sum(share)
-        mean = uploads.map(lambda u: jnp.tensordot(p.astype(u.dtype), u, 1))
-        return (1 - self.beta) * w + self.beta * mean
-
-    def shared(self, w: Params, clients: Any) -> Params | None:
-        """The global model, of what the server and the clients (stacked) keep; None if there is none."""
-        return w if self.has_global else None
-
-    def answer(self, key: jax.Array, problem: Problem, w: Params, state: Any) -> tuple[Models, dict]:
-        """The models with which a client answers w, for evaluation and for use."""
-        update = self.client_update(key, problem, w, state)
-        return update.models, update.info
+    def advice(self, L: float) -> str:
+        """Which step size to lower after a divergence, where gradients are L-Lipschitz."""
+        return (
+            f"Steps are stable for eta below 2/L = {2 / L:.2g} (L ≈ {L:.3g}), and eta is {self.eta:g}: "
+            "lower --eta."
+        )
 
 
 def _rounded_down(value: float) -> float:

@@ -21,6 +21,6 @@ class FedAvg(Algorithm):
     """Weights of the uploads: by training rows, as McMahan et al. have it, or the same for all."""
 
     def client_update(self, key: jax.Array, problem: Problem, w: Params, state: Any) -> Update:
-        """R local steps; the local model is the upload, and there is no personal one."""
-        w = sgd(key, problem, w, eta=self.eta, steps=self.R, B=self.B)
-        return Update(upload=w, state=state, models=Models(local=w), info={})
+        """R local steps to w_i, of which w_i − w is sent; there is no personal model."""
+        w_i = sgd(key, problem, w, eta=self.eta, steps=self.R, B=self.B)
+        return Update(upload=w_i - w, state=state, models=Models(local=w_i), info={})

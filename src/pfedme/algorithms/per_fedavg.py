@@ -44,6 +44,11 @@ class PerFedAvg(Algorithm):
         alpha = self.alpha or 1 / (2 * L)
         return {"alpha": alpha, "eta": 1 / (L * (1 + alpha * L) ** 2)}
 
+    @property
+    def gradients(self) -> int:
+        """Three, of which one is multiplied by a Hessian."""
+        return self.R * {"exact": 4, "difference": 4, "first-order": 2}[self.hessian]
+
     def client_update(self, key: jax.Array, problem: Problem, w: Params, state: Any) -> Update:
         """R meta-steps; the personal model is one step from the w received, on training rows."""
 
@@ -57,7 +62,7 @@ class PerFedAvg(Algorithm):
             first, second = map(problem.loss, problem.draw_test(key, 2, self.B))
             theta = self.adapt(w, first)
             theta = theta - self.eta * second.grad(theta)
-        return Update(upload=local, state=state, models=Models(local=local, personal=theta), info={})
+        return Update(upload=local - w, state=state, models=Models(local=local, personal=theta), info={})
 
     def adapt(self, w: Params, f: Loss) -> Params:
         """w − α ∇f(w)."""

@@ -50,7 +50,22 @@ class PFedMe(Algorithm):
         """α = 1/(L + λ) for the inner problem, and η = 1/L_F for F_i, which is L_F = λL/(λ + L)-smooth."""
         return {"alpha": 1 / (L + self.lam), "eta": (L + self.lam) / (L * self.lam)}
 
-    def init(self, w: Params) -> Any:
+    def advice(self, L: float) -> str:
+        """Whether it is the inner or the outer step."""
+        limit = 2 / (L + self.lam)
+        stable = (
+            f"Inner steps are stable for alpha below 2/(L + λ) = {limit:.2g} (λ = {self.lam:g}, L ≈ {L:.3g})"
+        )
+        if self.alpha >= limit:
+            return f"{stable}, and alpha is {self.alpha:g}: lower --alpha or --lam."
+        return f"{stable} and alpha is {self.alpha:g}, so it is the outer step: lower --eta or --beta."
+
+    @property
+    def gradients(self) -> int:
+        """K in each local round."""
+        return self.R * self.K
+
+    def init(self, sent: Params) -> Any:
         """λ_i, where each client has its own."""
         return jnp.float32(self.lam) if self.rechoose else ()
 
@@ -71,7 +86,7 @@ class PFedMe(Algorithm):
             return (w, w - self.eta * self.lam * (w - theta), theta), steps
 
         batches = problem.draw(key, self.R, self.B)
-        (before, w, theta), steps = lax.scan(local_round, (w, w, w), batches)
+        (before, w_i, theta), steps = lax.scan(local_round, (w, w, w), batches)
         last = envelope_grad(problem.loss(batches[-1]), theta, before, lam)
         info = {"inner_residual": last @ last, "inner_steps": jnp.mean(steps.astype(jnp.float32))}
-        return Update(upload=w, state=state, models=Models(local=w, personal=theta), info=info)
+        return Update(upload=w_i - w, state=state, models=Models(local=w_i, personal=theta), info=info)

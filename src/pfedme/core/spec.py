@@ -18,7 +18,7 @@ import types
 import typing
 from collections.abc import Mapping
 from functools import cache
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pfedme.errors import InputError, unknown
 
@@ -53,6 +53,33 @@ Count = Annotated[int, Bound(least=1, most=2**31 - 1)]
 Index = Annotated[int, Bound(least=0, most=2**31 - 1)]
 Seed = Annotated[int, Bound(least=0, below=2**32)]
 Share = Annotated[float, Bound(above=0, below=1)]
+
+
+class Part:
+    """One of several dataclasses that can stand in a field, written `name` or `name:field=value,...`.
+
+    A class that derives from it begins a family, and what derives from that is listed in `known` by its name.
+    """
+
+    name: ClassVar[str]
+    known: ClassVar[dict[str, type]]
+
+    def __init_subclass__(cls) -> None:
+        """Begins a family, or joins it."""
+        if Part in cls.__bases__:
+            cls.known = {}
+        else:
+            cls.known[cls.name] = cls
+
+    @classmethod
+    def from_text(cls, text: str, what: str) -> Any:
+        """The member of the family that a text describes."""
+        return parse(text, cls.known, what)
+
+    def __str__(self) -> str:
+        """The text that describes this one."""
+        given = ",".join(f"{name}={value}" for name, value in to_json(self).items())
+        return f"{self.name}:{given}" if given else self.name
 
 
 def parse(text: str, known: Mapping[str, type[T]], what: str) -> T:
@@ -103,11 +130,13 @@ def parse_names(text: str) -> tuple[str, ...]:
 
 def to_json(thing: Any) -> dict[str, Any]:
     """The fields of `thing` as JSON values; `build` is its inverse."""
-    return {
-        f.name: list(v) if isinstance(v := getattr(thing, f.name), tuple) else v
-        for f in dataclasses.fields(thing)
-        if _is_recorded(f)
-    }
+    return {f.name: _to_json(getattr(thing, f.name)) for f in dataclasses.fields(thing) if _is_recorded(f)}
+
+
+def _to_json(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return list(value)
+    return str(value) if isinstance(value, Part) else value
 
 
 @cache
@@ -167,6 +196,8 @@ def metavar(kind: Any) -> str:
     plain, _, _ = _unwrap(kind)
     if names := choices(kind):
         return f"{{{','.join(names)}}}" if len(names) < 4 else "NAME"
+    if _is_part(plain):
+        return f"{{{','.join(plain.known)}}}[:...]"
     if typing.get_origin(plain) is tuple:
         return "NAME,..." if typing.get_args(plain)[0] is str else "N-..."
     return {int: "N", float: "X", str: "TEXT", bool: "{true,false}"}.get(plain, "VALUE")
@@ -187,8 +218,14 @@ def _unwrap(kind: Any, value: Any = None) -> tuple[Any, Bound | None, bool]:
     return kind, bound, optional
 
 
+def _is_part(plain: Any) -> bool:
+    return isinstance(plain, type) and issubclass(plain, Part)
+
+
 def _convert(value: Any, kind: Any, name: str, owner: str) -> Any:
     plain, _, optional = _unwrap(kind, value)
+    if _is_part(plain):
+        return value if isinstance(value, Part) else plain.from_text(str(value), f"{name} of {owner}")
     if value is None or (optional and value == "none"):
         return None
     origin = typing.get_origin(plain)
@@ -220,6 +257,11 @@ def _check(value: Any, kind: Any, name: str, owner: str) -> None:
     if value is None and optional:
         return
     origin = typing.get_origin(plain)
+    if _is_part(plain):
+        if not isinstance(value, plain):
+            raise InputError(f"{name} of {owner} must be one of {', '.join(plain.known)}, not {value!r}.")
+        check(value, f"{name} of {owner}")
+        return
     if origin is Literal:
         if value not in typing.get_args(plain):
             raise unknown(f"{name} of {owner}", str(value), map(str, typing.get_args(plain)))

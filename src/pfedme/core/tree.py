@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, dataclass_transform
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from pfedme.core.spec import field_types
+from pfedme.core.spec import Part, field_types
 
 T = TypeVar("T")
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def record(cls: type[T]) -> type[T]:
-    """A frozen dataclass that JAX can trace: its floats are data, everything else is static.
+    """A frozen dataclass that JAX can trace: its floats, and records in it, are data, all else is static.
 
     Two records that differ only in floats share one compiled program.
 
@@ -35,8 +36,10 @@ def record(cls: type[T]) -> type[T]:
 
 
 def _is_float(kind: Any) -> bool:
-    """Whether a field's type is float, perhaps annotated, perhaps optional (None is then static)."""
-    return kind is float or any(_is_float(k) for k in typing.get_args(kind))
+    """Whether a field's type is float, perhaps annotated, perhaps optional (None is then static), or a part
+    that may hold some."""
+    part = isinstance(kind, type) and issubclass(kind, Part)
+    return kind is float or part or any(_is_float(k) for k in typing.get_args(kind))
 
 
 @jax.tree_util.register_pytree_node_class
@@ -78,6 +81,27 @@ class Params:
         """The point (or points) at `index` of a stack of points."""
         return self.map(lambda leaf: leaf[index])
 
+    @property
+    def layers(self) -> Layers:
+        """Parts of the point: `w.layers[:-1]` is w without its last layer, `w.layers[-1:]` that layer alone.
+
+        What is left out takes no part in arithmetic, and `|` puts two parts together.
+
+        >>> w = Params([jnp.ones(2), jnp.zeros(3)])
+        >>> body, head = w.layers[:-1], w.layers[-1:]
+        >>> (2 * body | head).tree
+        [Array([2., 2.], dtype=float32), Array([0., 0., 0.], dtype=float32)]
+        """
+        return Layers(self)
+
+    def __or__(self, other: Params) -> Params:
+        """This point, with what it lacks from `other`."""
+
+        def lacks(leaf: Any) -> bool:
+            return leaf is None
+
+        return Params(jax.tree.map(lambda a, b: b if a is None else a, self.tree, other.tree, is_leaf=lacks))
+
     def ravel(self, batch_dims: int = 0) -> jax.Array:
         """The coordinates as one vector; of a stack of points (`batch_dims` = 1), one row a point."""
         leaves = jax.tree.leaves(self.tree)
@@ -105,3 +129,46 @@ class Params:
     def tree_unflatten(cls, _: None, children: tuple[Any]) -> Params:
         """The inverse of `tree_flatten`."""
         return cls(*children)
+
+
+def leaves(name: str, tree: Any) -> dict[str, np.ndarray]:
+    """The arrays of a tree, for a file or a message: `name.0`, `name.1`, ...
+
+    >>> leaves("w", Params([jnp.ones(2)]))
+    {'w.0': array([1., 1.], dtype=float32)}
+    """
+    return {f"{name}.{k}": np.asarray(leaf) for k, leaf in enumerate(jax.tree.leaves(tree))}
+
+
+def tree_of(name: str, arrays: Mapping[str, np.ndarray], like: T) -> T:
+    """The inverse of `leaves`: a tree with the form of `like`; an error if the arrays do not fit it."""
+    known, structure = jax.tree.flatten(like)
+    found = [arrays[f"{name}.{k}"] for k in range(len(known))]
+    for k, (own, leaf) in enumerate(zip(found, known, strict=True)):
+        if own.shape != leaf.shape or own.dtype != leaf.dtype:
+            raise ValueError(
+                f"{name}.{k} is {own.dtype} of shape {own.shape}, not {leaf.dtype} of {leaf.shape}"
+            )
+    return jax.tree.unflatten(structure, [jnp.asarray(own) for own in found])
+
+
+@dataclasses.dataclass(frozen=True)
+class Layers:
+    """The layers of a point, from which some can be taken: the entries of the list, or of the dictionary in
+    the order of its keys, that the model keeps its parameters in."""
+
+    point: Params
+
+    def __len__(self) -> int:
+        return len(self._parts()[0])
+
+    def __getitem__(self, which: slice) -> Params:
+        """The point with all but these of its layers left out."""
+        layers, structure = self._parts()
+        kept = set(range(len(layers))[which])
+        some = [a if k in kept else jax.tree.map(lambda _: None, a) for k, a in enumerate(layers)]
+        return Params(jax.tree.unflatten(structure, some))
+
+    def _parts(self) -> tuple[list[Any], Any]:
+        whole = self.point.tree
+        return jax.tree.flatten(whole, is_leaf=lambda part: part is not whole)

@@ -15,7 +15,7 @@ from pfedme.data.schema import Schema, coded, listed
 class Gaps:
     """How many rows lack a value, or have a category that no training row has, by column.
 
-    >>> from pfedme.schema import Column
+    >>> from pfedme.data.schema import Column
     >>> columns = (Column("age", "number", 50.0, 10.0), Column("sex", "category", categories=("f", "m")))
     >>> schema = Schema(columns, label="outcome", client=None, task="classification", labels=("no", "yes"))
     >>> gaps = Gaps()

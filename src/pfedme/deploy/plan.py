@@ -57,7 +57,7 @@ class Plan:
     def checked(self) -> Plan:
         """This plan, once it is known that it can be carried out."""
         check(self, "the run")
-        if not self.algorithm.has_global:
+        if not self.algorithm.federated:
             raise InputError(
                 f"{self.algorithm.name} trains no shared model, so that there is nothing for a server to do."
             )

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Annotated, ClassVar, NamedTuple
 
@@ -29,9 +29,17 @@ from pfedme.core.tree import Params, record
 from pfedme.data.federation import Federation
 from pfedme.engine.devices import over_devices, padded, replicate
 from pfedme.engine.measure import ACCURACY, R2, Measure
-from pfedme.engine.metrics import Blocks, Outcomes, outcomes
+from pfedme.engine.metrics import Blocks, Outcomes, Spread, outcomes, score
+from pfedme.engine.rowmetrics import Value
 from pfedme.engine.simulate import Simulation, State, Store
-from pfedme.engine.verdict import LEVEL, Interval, Verdict, interval, judge
+from pfedme.engine.verdict import (
+    SHARES,
+    Gains,
+    Verdict,
+    judge,
+    least_noise,
+    row_noise,
+)
 
 PATH = (100.0, 30.0, 10.0, 3.0, 1.0, 0.3, 0.1, 0.03, 0.01)
 """The λ between ∞ and 0."""
@@ -110,11 +118,20 @@ class Personalized:
     """The client of each test row."""
     improving: bool = False
     """Whether the loss of the shared or of the clients' own models was still falling when training ended."""
+    metric: Measure | None = None
+    """What models are judged by, if that is neither accuracy nor R²."""
+    values: Mapping[str, Value] = dataclasses.field(default_factory=dict)
+    """This metric of each method on the test rows, by its name as in `of`."""
+
+    @property
+    def usual(self) -> Measure:
+        """What `right` tells: accuracy, or R²."""
+        return ACCURACY if self.right.dtype == bool else R2
 
     @property
     def measure(self) -> Measure:
         """What models are judged by."""
-        return ACCURACY if self.right.dtype == bool else R2
+        return self.metric or self.usual
 
     @property
     def clients(self) -> int:
@@ -142,27 +159,44 @@ class Personalized:
 
     def accuracy(self, right: np.ndarray) -> np.ndarray:
         """Each client's accuracy; NaN for one without test rows."""
-        count = np.bincount(self.owner, minlength=self.clients)
         correct = np.bincount(self.owner, right, self.clients)
-        return np.where(count > 0, correct / np.maximum(count, 1), np.nan)
+        return np.where(self.tested, correct / np.maximum(self.rows, 1), np.nan)
+
+    def own(self, name: str) -> np.ndarray:
+        """Each client's score with a method, by the measure; NaN where it is undefined."""
+        return self.values[name].own if self.metric else self.accuracy(self.of(name))
+
+    @property
+    def rows(self) -> np.ndarray:
+        """How many test rows each client has."""
+        return np.bincount(self.owner, minlength=self.clients)
 
     @property
     def tested(self) -> np.ndarray:
         """Which clients have test rows."""
-        return np.bincount(self.owner, minlength=self.clients) > 0
+        return self.rows > 0
 
-    def mean_gain(self, name: str, level: float = LEVEL) -> Interval:
-        """The recommended models' gain over a method in the mean over clients, with its interval."""
-        gain, half = (values[self.tested] for values in self.gain(self.of(name)))
-        return interval(gain, half / 1.96, level)
+    def gains(self, name: str) -> Gains:
+        """What each client gains over a method by the measure; NaN where that is undefined.
+
+        Of accuracy and R² the noise is paired over the client's test rows. Of another metric it is what a
+        comparison takes, as if the two models erred independently.
+        """
+        if self.metric is None:
+            gain, half = self.gain(self.of(name))
+            return Gains(np.where(self.tested, gain, np.nan), half / 1.96)
+        mine, other = self.own("recommended"), self.own(name)
+        gain = self.metric.orientation * (mine - other)
+        if self.metric.key not in SHARES:
+            return Gains(gain)
+        return Gains(gain, row_noise(mine, other, self.rows), least_noise(gain, self.rows))
 
     def verdict(self) -> Verdict:
-        """Whether the recommended models are better than alone."""
-        mine, alone = (self.accuracy(self.of(name)) for name in ("recommended", "alone"))
-        noise = self.gain(self.of("alone"))[1] / 1.96
+        """Whether the recommended models are better than alone, by the measure."""
+        noise = None if self.metric else self.gains("alone").noise
         return judge(
-            mine, alone, noise=noise, improving=self.improving, measure=self.measure,
-            name="the models that clients choose",
+            self.own("recommended"), self.own("alone"), rows=self.rows, noise=noise,
+            improving=self.improving, measure=self.measure, name="the models that clients choose",
         )  # fmt: skip
 
     def harmed(self, right: np.ndarray) -> np.ndarray:
@@ -238,13 +272,17 @@ def personalize(
     *,
     seed: int = 0,
     given: float | None = None,
+    measure: Measure | None = None,
+    positive: int | None = None,
     watch: Callable[[str, int, int], None] = lambda _what, _done, _of: None,
 ) -> Personalized:
     """Every client's choice by validation rows, and the chosen model fitted on all its training rows.
 
     `without(federation)` is a shared model that has not seen the federation's validation rows: for clients
     that took part in w, one that was trained again; for newcomers w itself. `alone(federation)` are the
-    models, stacked, that its clients train by themselves. Test rows are read once, after every choice.
+    models, stacked, that its clients train by themselves. Test rows are read once, after every choice; what
+    they are judged by is `measure` (accuracy or R² if None), of the class `positive` (the federation's own if
+    None), and clients choose by `row_score` whatever it is.
     """
     offered = candidates(how, given)
     how = with_step(how, model, federation, seed)
@@ -268,10 +306,13 @@ def personalize(
     choice = choose(every, owner, federation.clients, how.caution)
     joined = choose(every[:, :-1], owner, federation.clients, how.caution)
     count = np.bincount(owner, minlength=federation.clients)[:, None]
-    score = _by_client(every, owner, federation.clients) / np.where(count > 0, count, np.nan)
+    means = _by_client(every, owner, federation.clients) / np.where(count > 0, count, np.nan)
 
     test = Blocks.cut(*federation.rows("test"))
-    right, theta = [], None
+    right, theta, shared = [], None, None
+    values = dict[str, Value | None]()
+    metric = None if measure in (ACCURACY, R2) else measure
+    judged = metric and _judge_of(metric, model, federation, test, positive)
     who = np.arange(federation.clients)
     y = federation.y[test.rows()].astype(np.float64)
     variance = float(np.var(y)) if len(y) and federation.classes == 0 else 1.0
@@ -282,9 +323,36 @@ def personalize(
     ):
         right.append(found.right if federation.classes else _explained(found, variance))
         theta = models if theta is None else _where(choice == place, models, theta)
+        if judged:
+            shared = models if shared is None else _where(joined == place, models, shared)
+            if offered[place].name != "personal":
+                values[offered[place].name] = judged(models)
     assert theta is not None
+    if judged and shared is not None:
+        values |= {"recommended": judged(theta), "own-lambda": judged(shared)}
+    known = {name: value for name, value in values.items() if value is not None}
     watch("models", folds + 1, folds + 1)
-    return Personalized(offered, choice, joined, score, theta, np.stack(right, axis=1), test.owner())
+    return Personalized(
+        offered, choice, joined, means, theta, np.stack(right, axis=1), test.owner(),
+        metric=metric if known else None, values=known,
+    )  # fmt: skip
+
+
+def _judge_of(
+    metric: Measure, model: Model, federation: Federation, blocks: Blocks, positive: int | None
+) -> Callable[[Params], Value | None]:
+    """What finds a metric of stacked models on the rows in `blocks`; None if these are too many to keep."""
+    store, clients = Store.of(federation), federation.clients
+    spread = None
+    if federation.classes == 0:
+        spread = Spread.of(federation.y, blocks, clients, federation.label_unit)
+    positive = federation.positive if positive is None else positive
+
+    def judged(models: Params) -> Value | None:
+        rows = score(model, models, store.x, store.y, blocks, clients, spread, positive).rows
+        return None if rows is None else rows.value(metric.key)
+
+    return judged
 
 
 def _explained(found: Outcomes, variance: float) -> np.ndarray:
@@ -326,7 +394,9 @@ def with_own_lambdas(simulation: Simulation, state: State, how: Personalize | No
     offered = [Candidate("personal", lam, how.steps) for lam in lams]
     key = jax.random.fold_in(jax.random.fold_in(simulation.key, 2**32 - 2), state.t)
     who, blocks = np.arange(federation.clients), Blocks.cut(*federation.rows("validation"))
-    walked = lambda_path(how, simulation.model, federation, state.w, None, offered, key, who, blocks)
+    w = simulation.shared(state)
+    assert w is not None
+    walked = lambda_path(how, simulation.model, federation, w, None, offered, key, who, blocks)
     scores = np.stack([row_score(found) for found, _ in walked], axis=1)
     choice = choose(scores, blocks.owner(), federation.clients, how.caution)
     return state._replace(clients=replicate(jnp.asarray(np.array(lams, np.float32)[choice])))

@@ -2,34 +2,43 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
-from pfedme.algorithms import Algorithm, PerFedAvg, PFedMe
+import jax
 
-if TYPE_CHECKING:
-    from pfedme.runs.run import Run
-
-
-def gradients(algorithm: Algorithm) -> int:
-    """Mini-batch gradients that a client computes in a round; a Hessian-vector product counts as two."""
-    if isinstance(algorithm, PFedMe):
-        return algorithm.R * algorithm.K
-    if isinstance(algorithm, PerFedAvg):
-        return algorithm.R * {"exact": 4, "difference": 4, "first-order": 2}[algorithm.hessian]
-    return algorithm.R
+from pfedme.algorithms import Algorithm
+from pfedme.engine.simulate import Simulation
 
 
-def bytes_sent(run: Run, size: int) -> int:
-    """What all rounds send: a model of `size` numbers in float32 to each client of the cohort, and back.
+def gradients(algorithm: Algorithm) -> int | None:
+    """Mini-batch gradients of a client in a round; None for an algorithm of the user's own that does not say.
 
     >>> from pfedme.algorithms import FedAvg
-    >>> from pfedme.data import parse_data
-    >>> from pfedme.models import parse_model
-    >>> from pfedme.run import Run
-    >>> run = Run(
-    ...     algorithm=FedAvg(), data=parse_data("synthetic"), model=parse_model("mlr"), rounds=10, cohort=5
-    ... )
-    >>> bytes_sent(run, size=100)
-    40000
+    >>> gradients(FedAvg(R=20))
+    20
     """
-    return run.rounds * (run.cohort or 0) * 2 * 4 * size if run.algorithm.has_global else 0
+    told = any("gradients" in vars(cls) for cls in type(algorithm).__mro__ if cls is not Algorithm)
+    ours = type(algorithm).__module__.startswith("pfedme.")
+    return algorithm.gradients if told or ours else None
+
+
+def traffic(simulation: Simulation) -> tuple[int, int]:
+    """Bytes that a client of the cohort receives and sends in a round."""
+    algorithm, store = simulation.algorithm, simulation.store
+    if not algorithm.federated:
+        return 0, 0
+    state = simulation.shapes()
+
+    def round(server: Any, clients: Any) -> tuple[Any, Any]:
+        sent = algorithm.send(server, jax.numpy.zeros((), int))
+        own = jax.tree.map(lambda kept: kept[0], clients)
+        problem = store.problem(simulation.model, 0, 0, algorithm.batches)
+        update = algorithm.client_update(simulation.key, problem, sent, own)
+        return sent, algorithm.codec.encode(simulation.key, update.upload)
+
+    down, up = jax.eval_shape(round, state.server, state.clients)
+    return _bytes(down), _bytes(up)
+
+
+def _bytes(shapes: Any) -> int:
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))

@@ -18,7 +18,7 @@ import numpy as np
 from jax import lax
 
 from pfedme.algorithms import Algorithm
-from pfedme.algorithms.base import Models, Update
+from pfedme.algorithms.base import Cohort, Models, Update
 from pfedme.core.models import Model, curvature
 from pfedme.core.problem import Order, Problem
 from pfedme.core.tree import Params
@@ -33,6 +33,10 @@ T = TypeVar("T")
 MOST_ROUNDS = 64
 """The most rounds in one call of the compiled program; the result does not depend on it."""
 
+FIRST_MODELS, CODEC, SERVER = 2**32 - 1, 2**32 - 3, 2**32 - 4
+"""Where keys for the first models, for codecs and for the server come from; no round and no client has these
+numbers."""
+
 CACHE_BYTES = 2**23
 """What the models of all clients at work may take for several runs to be faster together than in turn."""
 
@@ -41,7 +45,8 @@ class State(NamedTuple):
     """Where a run stands before round t. With the specification it determines everything that follows."""
 
     t: int
-    w: Params
+    server: Any
+    """What the server keeps between rounds: mostly w."""
     clients: Any
     """What each client keeps between rounds, stacked; () if nothing."""
 
@@ -76,6 +81,12 @@ class Evaluation:
                 "residual": float(self.info["inner_residual"].mean()),
                 "residual_max": float(self.info["inner_residual"].max()),
                 "steps": float(self.info["inner_steps"].mean()),
+            }
+        other = {name: values for name, values in self.info.items() if not name.startswith("inner_")}
+        if other:
+            entry["info"] = {
+                name: {"mean": float(values.mean()), "max": float(values.max())}
+                for name, values in other.items()
             }
         return entry
 
@@ -157,7 +168,7 @@ class Simulation:
         trained = federation.pooled() if algorithm.pools else federation
         self.store = Store.of(trained) if algorithm.pools else self.judged
         self.trained_clients = trained.clients
-        self.cohort = cohort if algorithm.has_global else trained.clients
+        self.cohort = cohort if algorithm.federated else trained.clients
         self._by_id = np.argsort(trained.ids, kind="stable")
         self.quarter_at = tuple(quarter_at)
         self.algorithm = algorithm
@@ -177,29 +188,37 @@ class Simulation:
     @property
     def at_once(self) -> int:
         """How many such runs are fastest together: as many as keep their clients' models in the caches."""
-        models = 2 * self.cohort * sum(leaf.nbytes for leaf in jax.tree.leaves(self.start().w))
+        shapes = jax.eval_shape(self.model.init, self.key)
+        models = 2 * self.cohort * sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
         return max(1, CACHE_BYTES // models)
 
-    def start(self, w: Params | None = None) -> State:
-        """Before the first round, with the first model or another."""
-        w = first_model(self.model, self.seed) if w is None else w
-        one = self.algorithm.init(w)
-        clients = jax.tree.map(lambda a: jnp.broadcast_to(a, (self.trained_clients, *a.shape)), one)
-        return State(0, *replicate((w, clients)))
+    def start(self, server: Any = None) -> State:
+        """Before the first round, with what the server keeps then, or with something else."""
+        if server is None:
+            server = first_server(self.algorithm, self.model, self.seed, self.trained_clients)
+        clients = _first_states(self.algorithm, server, clients=self.trained_clients)
+        return State(0, *replicate((server, clients)))
+
+    def shapes(self) -> State:
+        """The shapes of what `start` returns."""
+        return jax.eval_shape(self.start)
 
     def cohort_of(self, t: int) -> np.ndarray:
         """The clients of round t, drawn uniformly without replacement, in the order of their ids."""
         return draw_cohort(self._by_id, self.cohort, self.seed, t)
 
     def advance(self, state: State, rounds: int) -> tuple[State, bool]:
-        """The state after `rounds` (at most MOST_ROUNDS) more rounds, and whether all of it is finite.
+        """The state after so many more rounds, and whether all of it is finite.
 
         If not, the state is the one before the round that went wrong.
         """
-        return advance([self], [state], rounds)[0]
+        end, finite = state.t + rounds, True
+        while finite and state.t < end:
+            ((state, finite),) = advance([self], [state], end - state.t)
+        return state, finite
 
     def update(self, state: State, who: np.ndarray) -> Update:
-        """What clients `who` make of round t and w, stacked: what a deployed client does for itself alone."""
+        """What clients `who` make of round t, stacked: what a deployed client does for itself alone."""
         update = _update(self.store, self.job(state.t), state, padded(who))
         return jax.tree.map(lambda a: a[: len(who)], update)
 
@@ -254,7 +273,7 @@ class Simulation:
 
     def shared(self, state: State) -> Params | None:
         """The global model, if there is one."""
-        return self.algorithm.shared(state.w, state.clients)
+        return self.algorithm.shared(state.server, state.clients)
 
     def smoothness(self, batches: int = 32) -> float:
         """An estimate of L: the largest curvature, at the first w, of clients' losses on so many mini-batches
@@ -265,9 +284,28 @@ class Simulation:
         return float(_smoothness(self.model, self.store, self.key, first, who, B or 256))
 
 
-def first_model(model: Model, seed: int) -> Params:
-    """w before the first round."""
-    return model.init(jax.random.fold_in(jax.random.key(seed), 2**32 - 1))
+def first_model(model: Model, seed: int, number: int = 0) -> Params:
+    """w before the first round; with a `number`, another one for an algorithm that has several."""
+    key = jax.random.fold_in(jax.random.key(seed), FIRST_MODELS)
+    return model.init(jax.random.fold_in(key, number) if number else key)
+
+
+def first_server(algorithm: Algorithm, model: Model, seed: int, clients: int) -> Any:
+    """What the server keeps before the first round."""
+    key = jax.random.fold_in(jax.random.key(seed), SERVER)
+    return algorithm.begin(key, lambda number: first_model(model, seed, number), clients)
+
+
+def server_key(seed_key: jax.Array, t: Any) -> jax.Array:
+    """The server's own randomness in round t."""
+    return jax.random.fold_in(jax.random.fold_in(seed_key, SERVER), t)
+
+
+@partial(jax.jit, static_argnames="clients")
+def _first_states(algorithm: Algorithm, server: Any, clients: int) -> Any:
+    return jax.vmap(lambda i: algorithm.init(algorithm.send(server, i)), axis_size=clients)(
+        jnp.arange(clients)
+    )
 
 
 def draw_cohort(by_id: np.ndarray, cohort: int, seed: int, t: int) -> np.ndarray:
@@ -333,11 +371,19 @@ def _advance(
         done, _, state = carry
         update = _each("client_update", store, job, state, run, who[done])
         # A row a run; not a sum over all that gives other runs no weight, for zero times infinity is no zero.
-        uploads, count = jax.tree.map(by_run, (update.upload, store.n_train[who[done]]))
-        server = jax.vmap(lambda job, *answers: job.algorithm.server_update(*answers))
+        members = update.upload, who[done], store.n_train[who[done]]
+        uploads, clients, count = jax.tree.map(by_run, members)
+
+        def serve(job: Job, t: jax.Array, server: Any, uploads: Any, *members: jax.Array) -> Any:
+            cohort = Cohort(server_key(job.key, t), *members, total=len(store.n_train))
+            return job.algorithm.server_update(server, uploads, cohort)
+
+        federated = jobs[0].algorithm.federated
         after = State(
             state.t + 1,
-            server(job, state.w, uploads, count) if jobs[0].algorithm.has_global else state.w,
+            jax.vmap(serve)(job, state.t, state.server, uploads, clients, count)
+            if federated
+            else state.server,
             jax.tree.map(lambda kept, new: kept.at[run, who[done]].set(new), state.clients, update.state),
         )
         finite = jax.vmap(lambda *own: Params(own).all_finite())(*after[1:])
@@ -383,12 +429,16 @@ def _each(
         store, job, state = shared
 
         def client(run: jax.Array, i: jax.Array) -> Any:
-            (algorithm, model, key), w = _of(run, (job, state.w))
+            (algorithm, model, key), server = _of(run, (job, state.server))
             own_state = jax.tree.map(lambda kept: kept[run, i], state.clients)
             t = jnp.asarray(state.t)[run]
             own_key = jax.random.fold_in(jax.random.fold_in(key, t), store.ids[i])
             problem = store.problem(model, i, t, algorithm.batches)
-            return getattr(algorithm, method)(own_key, problem, w, own_state)
+            made = getattr(algorithm, method)(own_key, problem, algorithm.send(server, i), own_state)
+            if method == "client_update":
+                codec, codec_key = algorithm.codec, jax.random.fold_in(own_key, CODEC)
+                made = made._replace(upload=codec.decode(codec.encode(codec_key, made.upload)))
+            return made
 
         return jax.vmap(client)(*work)
 

@@ -51,6 +51,28 @@ class Interval(NamedTuple):
         return int(self.low > 0) - int(self.high < 0)
 
 
+class Gains(NamedTuple):
+    """What each client gains; NaN where that is undefined."""
+
+    each: np.ndarray
+    noise: np.ndarray | None = None
+    """The standard errors from the clients' own rows, where there are any."""
+    least: np.ndarray | None = None
+    """The least that these can be, where they are not paired over rows. The mean is judged by it."""
+
+    def known(self) -> Gains:
+        """Those of the clients that have one."""
+        there = ~np.isnan(self.each)
+        noise, least = (None if values is None else values[there] for values in self[1:])
+        return Gains(self.each[there], noise, least)
+
+    def mean(self, level: float = LEVEL) -> Interval | None:
+        """Their mean with its interval; None if too few are known, one being enough if it is paired."""
+        gains, noise, least = self.known()
+        paired = noise is not None and least is None
+        return interval(gains, noise if paired else least, level) if len(gains) >= 2 - paired else None
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Verdict:
     """Whether joining pays, and what says so; gains are in the metric's own units, positive if it does."""

@@ -8,7 +8,6 @@ import io
 
 import numpy as np
 
-from pfedme.engine.cost import gradients
 from pfedme.experiments.finding import Finding, failing, judge
 from pfedme.experiments.paper import SAME, Scale, Version, algorithms, run_of
 from pfedme.experiments.study import Estimate, PlannedRun, Study, last, markdown
@@ -169,11 +168,11 @@ def write_cost(study: Study, scale: Scale) -> Finding:
         for model in scale.kinds(comparison.data):
             cell = f"{comparison.data} {model}"
             runs = {name: comparison.wish(scale, model, "written", name).run for name, _ in LINES}
-            budget = min(gradients(run.algorithm) * run.rounds for run in runs.values())
-            size = runs["pfedme"].prepare()[1].start().w.ravel().size
+            budget = min(run.algorithm.gradients * run.rounds for run in runs.values())
+            size = runs["pfedme"].prepare()[1].start().server.ravel().size
             at: dict[tuple[str, str], Estimate] = {}
             for place, (name, kind) in enumerate(LINES):
-                each = gradients(runs[name].algorithm)
+                each = runs[name].algorithm.gradients
                 histories = comparison.histories(study, scale, model, "written", name)
                 columns.setdefault(cell, []).append(
                     Curve(f"{name} {kind}", histories, kind, place, place, each)

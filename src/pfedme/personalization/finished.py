@@ -24,9 +24,9 @@ from pfedme.data import Source
 from pfedme.data.federation import Federation
 from pfedme.data.table import Table
 from pfedme.engine.choices import Personalize, Personalized, personalize
-from pfedme.engine.measure import ACCURACY, R2, Measure
+from pfedme.engine.measure import ACCURACY, MEASURES, Measure, metric_for
 from pfedme.engine.metrics import over_clients
-from pfedme.engine.simulate import Simulation, State
+from pfedme.engine.simulate import Simulation, State, first_model
 from pfedme.errors import Diverged, InputError
 from pfedme.files import atomic_write, writing
 from pfedme.runs.folder import Folder, models_file
@@ -39,6 +39,8 @@ METHODS = ("alone", "global", "fine-tuned", "given", "own-lambda", "recommended"
 """What is put side by side, where it exists."""
 
 Watch = Callable[[str, int, int], None]
+Entry = dict[str, Any]
+"""The numbers of a method; None for what is undefined."""
 
 
 def _unwatched(_what: str, _done: int, _of: int) -> None:
@@ -69,7 +71,7 @@ class FinishedRun:
             raise InputError(f"{folder.record} is damaged: {error}; start the run again.") from None
         run.refuse_to_offer()
         run, simulation = run.prepare()
-        start = simulation.start().w
+        start = first_model(simulation.model, simulation.seed)
         try:
             w = jnp.asarray(safetensors.numpy.load_file(folder.model)["w"])
             if w.shape != start.ravel().shape:
@@ -83,7 +85,7 @@ class FinishedRun:
     def trained(cls, run: Run) -> FinishedRun:
         """The run, carried out here and now, without a folder."""
         run, simulation = run.prepare()
-        start = cls(run, simulation, simulation.start().w)
+        start = cls(run, simulation, first_model(simulation.model, simulation.seed))
         return dataclasses.replace(start, w=start.again(simulation.federation))
 
     @property
@@ -105,7 +107,9 @@ class FinishedRun:
                     f"{self.run.algorithm.name} diverged in round {state.t} of a training for its "
                     "clients' own models; lower its step size."
                 )
-        return state.w
+        shared = again.shared(state)
+        assert shared is not None
+        return shared
 
     def alone(self, federation: Federation) -> tuple[Callable[[Federation], Params], bool]:
         """What trains the clients of a federation by themselves, with the rounds and the l2 that are best on
@@ -160,9 +164,11 @@ class FinishedRun:
     ) -> Personalized:
         watch("alone", 0, 1)
         alone, improving = self.alone(federation)
+        own = self.simulation.federation
+        measure, _ = metric_for(own, self.run.metric)
         found = personalize(
             how, self.simulation.model, federation, self.w, without, alone, seed=self.simulation.seed,
-            given=self.given, watch=watch,
+            given=self.given, measure=measure, positive=own.positive, watch=watch,
         )  # fmt: skip
         return dataclasses.replace(found, improving=improving or self.improving)
 
@@ -173,15 +179,16 @@ class Level:
 
     rows: int
     clients: int
-    methods: dict[str, dict[str, float]]
+    methods: dict[str, Entry]
     gain: dict[str, float] | None = None
     """Of the recommended models over alone: the mean over newcomers, and the `low` and `high` ends of its
-    interval."""
+    interval; None if no newcomer's is defined."""
+    metric: str = ACCURACY.key
 
     @property
     def measure(self) -> Measure:
         """What models are judged by."""
-        return R2 if any(R2.key in method for method in self.methods.values()) else ACCURACY
+        return MEASURES[self.metric]
 
 
 def newcomer_curve(
@@ -194,8 +201,8 @@ def newcomer_curve(
         watch(f"newcomers with {rows} rows", k, len(sizes))
         some = newcomers.limit(rows)
         found = finished.to_newcomers(some, how)
-        methods = {name: summary(found, found.of(name)) for name in names(found)}
-        levels.append(Level(rows, some.clients, methods, found.mean_gain("alone")._asdict()))
+        gain = found.gains("alone").mean()
+        levels.append(Level(rows, some.clients, methods(found), gain and gain._asdict(), found.measure.key))
     return levels
 
 
@@ -205,7 +212,7 @@ def names(found: Personalized) -> list[str]:
     return [name for name in METHODS if name in known]
 
 
-def summary(found: Personalized, right: np.ndarray) -> dict[str, float]:
+def summary(found: Personalized, right: np.ndarray) -> Entry:
     """The accuracy (or R²) of a method that is `right` about test rows: over all of them, over clients and in
     the worst tenth of these.
 
@@ -215,27 +222,51 @@ def summary(found: Personalized, right: np.ndarray) -> dict[str, float]:
     if own is None:
         raise InputError("No client has test rows, so that no model can be judged.")
     return {
-        found.measure.key: float(right.mean()),
+        found.usual.key: float(right.mean()),
         "mean": own["mean"],
         "worst_decile": own["worst_decile"],
         "harmed": float(found.harmed(right)[found.tested].mean()),
     }
 
 
+def methods(found: Personalized) -> dict[str, Entry]:
+    """The `summary` of each method; by the metric, with accuracy (or R²) over all rows last, if models are
+    judged by another one."""
+    entries = {}
+    for name in names(found):
+        usual = summary(found, found.of(name))
+        if found.metric is None:
+            entries[name] = usual
+            continue
+        value = found.values[name]
+        own = over_clients(value.own, lower=found.metric.lower) or {}
+        entries[name] = {
+            found.metric.key: value.overall,
+            "mean": own.get("mean"),
+            "worst_decile": own.get("worst_decile"),
+            "harmed": usual["harmed"],
+            found.usual.key: usual[found.usual.key],
+        }
+    return entries
+
+
 def clients_csv(found: Personalized, federation: Federation) -> str:
-    """A row per client: what it chose, and what that gains over training alone and over the global model."""
+    """A row per client: what it chose, and what that gains over training alone and over the global model; by
+    accuracy (or R²), and last by the metric if models are judged by another one."""
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
-    models, key = ("recommended", "alone", "global"), found.measure.key
-    table.writerow(
-        ["client", "n_train", "n_test", "choice", "lam", *(f"{name}_{key}" for name in models),
-         "gain_over_alone", "gain_over_alone_ci95", "gain_over_global", "gain_over_global_ci95"]
-    )  # fmt: skip
-    accuracies = [found.accuracy(found.of(name)) for name in models]
-    gains = [column for name in ("alone", "global") for column in found.gain(found.of(name))]
+    models, others = ("recommended", "alone", "global"), ("alone", "global")
+    columns = {f"{name}_{found.usual.key}": found.accuracy(found.of(name)) for name in models}
+    for name in others:
+        columns[f"gain_over_{name}"], columns[f"gain_over_{name}_ci95"] = found.gain(found.of(name))
+    if found.metric:
+        key = found.metric.key
+        columns |= {f"{name}_{key}": found.own(name) for name in models}
+        columns |= {f"gain_over_{name}_{key}": found.gains(name).each for name in others}
+    table.writerow(["client", "n_train", "n_test", "choice", "lam", *columns])
     for i in range(found.clients):
         tested = federation.n_test[i] > 0
-        numbers = [f"{c[i]:.6f}" if tested else "" for c in (*accuracies, *gains)]
+        numbers = [f"{c[i]:.6f}" if tested and not np.isnan(c[i]) else "" for c in columns.values()]
         chosen = found.candidates[found.choice[i]]
         table.writerow(
             [federation.name(i), int(federation.n_train[i]), int(federation.n_test[i]),
@@ -245,17 +276,17 @@ def clients_csv(found: Personalized, federation: Federation) -> str:
 
 
 def document(found: Personalized, how: Personalize) -> dict[str, Any]:
-    """personalized.json: each method's accuracy, and how many clients chose what."""
+    """personalized.json: how each method does, and how many clients chose what."""
     chosen = [found.candidates[k] for k in found.choice]
     labels = [c.label for c in found.candidates]
     return {
         "version": __version__,
         "personalize": to_json(how),
-        "methods": {name: summary(found, found.of(name)) for name in names(found)},
+        "methods": methods(found),
         "gain": {
-            name: {"mean": gain.mean, "ci95": gain.high - gain.mean}
+            name: gain and {"mean": gain.mean, "ci95": gain.high - gain.mean}
             for name in ("alone", "global")
-            for gain in [found.mean_gain(name, 0.95)]
+            for gain in [found.gains(name).mean(0.95)]
         },
         "verdict": found.verdict().to_json(),
         "chosen": {label: sum(c.label == label for c in chosen) for label in labels},
@@ -284,11 +315,11 @@ def write_newcomers(path: Path, levels: Sequence[Level]) -> None:
 
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
-    table.writerow(["rows", "clients", "method", "mean", "worst_decile"])
+    table.writerow(["rows", "clients", "method", "mean", "worst_decile", "metric"])
     for level in levels:
         for name, values in level.methods.items():
-            numbers = [f"{values[k]:.6f}" for k in ("mean", "worst_decile")]
-            table.writerow([level.rows, level.clients, name, *numbers])
+            numbers = ["" if (v := values[k]) is None else f"{v:.6f}" for k in ("mean", "worst_decile")]
+            table.writerow([level.rows, level.clients, name, *numbers, level.metric])
     with writing(path):
         path.mkdir(parents=True, exist_ok=True)
         atomic_write(path / "newcomers.csv", text.getvalue())

@@ -26,11 +26,11 @@ def gain_figure(found: Personalized, federation: Federation) -> bytes:
     figure = Figure(figsize=(7.2, 3.0), layout="constrained", dpi=200)
     left, right = figure.subplots(1, 2)
     rows, what = federation.n_train.astype(float), found.measure
-    tested = federation.n_test > 0
     for place, (name, colour) in enumerate((("alone", COLOURS[0]), ("global", COLOURS[1]))):
-        gain, interval = found.gain(found.of(name))
+        gain, noise, _ = found.gains(name)
+        half = None if noise is None else 1.96 * what.scale * noise
         left.errorbar(
-            rows[tested] * (1 + 0.02 * place), what.scale * gain[tested], what.scale * interval[tested],
+            rows * (1 + 0.02 * place), what.scale * gain, half,
             fmt="o^"[place], color=colour, markersize=3, linewidth=0.5, label=f"over {name}",
         )  # fmt: skip
     left.axhline(0, color="0.4", linewidth=0.8)
@@ -93,7 +93,8 @@ def gain_study_figure(units: Mapping[str, Sequence[Mapping[str, Any]]]) -> bytes
 
 
 def newcomer_figure(curves: Mapping[str, Sequence[Level]]) -> bytes:
-    """A PNG with a panel for each federation: newcomers' accuracy, or R², by the number of their rows."""
+    """A PNG with a panel for each federation: newcomers' accuracy, or another metric, by the number of their
+    rows."""
     columns = min(4, len(curves))
     lines = -(-len(curves) // columns)
     figure = Figure(figsize=(3.0 * columns + 0.6, 2.7 * lines + 0.4), layout="constrained", dpi=200)
@@ -103,7 +104,8 @@ def newcomer_figure(curves: Mapping[str, Sequence[Level]]) -> bytes:
         for name, place in LINES.items():
             if not all(name in level.methods for level in levels):
                 continue
-            values = [what.scale * level.methods[name]["mean"] for level in levels]
+            means = [level.methods[name]["mean"] for level in levels]
+            values = [np.nan if mean is None else what.scale * mean for mean in means]
             at.plot(
                 [level.rows for level in levels], values, color=COLOURS[place], linestyle=DASHES[place],
                 marker="osD^v"[place], markersize=3.2, linewidth=1.3, label=NAMES.get(name, name),

@@ -12,7 +12,7 @@ import numpy as np
 
 from pfedme.engine.measure import ACCURACY, Measure, measure_of
 from pfedme.engine.metrics import mean_interval
-from pfedme.engine.verdict import PERCENT, Interval, Verdict, interval, signed
+from pfedme.engine.verdict import PERCENT, Gains, Interval, Verdict, signed
 
 if TYPE_CHECKING:
     from pfedme.engine.choices import Personalized
@@ -218,19 +218,21 @@ def _best(results: Mapping[str, Finals], names: Sequence[str]) -> tuple[float, s
 
 def offer_sentences(found: Personalized) -> list[str]:
     """What clients chose and gain, and what `harmed` means."""
-    tested = ~np.isnan(found.accuracy(found.recommended))
-    gains = {name: [a[tested] for a in found.gain(found.of(name))] for name in ("alone", "global")}
+    gains = {name: found.gains(name) for name in ("alone", "global")}
+    point, beyond = "point", "that interval"
+    if found.metric:
+        point, beyond = f"point of {found.usual.name}", "the 95 % interval of their own test rows"
     return [
         *choice_sentences([found.candidates[k].name for k in found.choice], gains, found.measure),
-        "Harmed are clients more than one point below alone, beyond that interval.",
+        f"Harmed are clients more than one {point} below alone, beyond {beyond}.",
     ]
 
 
 def choice_sentences(
-    chosen: Sequence[str], gains: Mapping[str, Sequence[np.ndarray]], what: Measure = ACCURACY
+    chosen: Sequence[str], gains: Mapping[str, Gains], what: Measure = ACCURACY
 ) -> list[str]:
-    """What clients chose, and the gain of those who can be tested, with the half-width of its interval, over
-    each of the models that `gains` names."""
+    """What clients chose, and the gain of those whose gain is known over each of the models that `gains`
+    names."""
     kinds = {
         "alone": "train alone",
         "global": "take the global model as it is",
@@ -240,18 +242,23 @@ def choice_sentences(
     }
     counts = [f"{chosen.count(kind)} {text}" for kind, text in kinds.items() if kind in chosen]
     said = [f"By their own validation rows {', '.join(counts)}."]
-    for name, (gain, half) in gains.items():
-        found = interval(gain, half / 1.96)
+    for name, every in gains.items():
+        if (found := every.mean()) is None:
+            continue
+        gain, noise, _ = every.known()
         mean, low, high = (signed(value, what) for value in found)
         unit = what.points.format("").strip() or f"in {what.name}"
+        size = f"a gain of {mean} {unit}" if what.lower else f"{mean} {unit}"
+        side = {1: "better than", -1: "worse than"} if what.lower else {1: "above", -1: "below"}
         where = (
-            f"are {what.apart(what.scale * found.mean)} {'above' if found.sign > 0 else 'below'} {name} in "
-            "the mean over clients,"
+            f"are {what.apart(what.scale * found.mean)} {side[found.sign]} {name} in the mean over clients,"
             if found.sign
-            else f"cannot be told from {name} in the mean over clients: {mean} {unit},"
+            else f"cannot be told from {name} in the mean over clients: {size},"
         )
-        beyond = _clients_beyond(int((gain > half).sum()), int((gain < -half).sum()), len(gain))
-        said.append(f"The recommended models {where} {PERCENT} interval {low} to {high}. {beyond}.")
+        said.append(f"The recommended models {where} {PERCENT} interval {low} to {high}.")
+        if noise is not None:
+            gaining, losing = (int((side > 1.96 * noise).sum()) for side in (gain, -gain))
+            said[-1] += f" {_clients_beyond(gaining, losing, len(gain))}."
     return said
 
 

@@ -15,15 +15,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from pfedme import __version__
 from pfedme.algorithms.base import Models
 from pfedme.core.models import Model
+from pfedme.core.tree import leaves, tree_of
 from pfedme.data.federation import Federation
 from pfedme.engine.baseline import baseline
 from pfedme.engine.choices import rounds_to_choice, with_own_lambdas
+from pfedme.engine.cost import gradients, traffic
 from pfedme.engine.devices import cores, replicate
 from pfedme.engine.measure import metric_for
 from pfedme.engine.simulate import MOST_ROUNDS, Evaluation, Simulation, State, advance
@@ -32,7 +33,7 @@ from pfedme.files import atomic_write, writing
 from pfedme.runs.folder import Folder, models_file
 from pfedme.runs.rows_file import write_rows
 from pfedme.runs.run import Run
-from pfedme.training.notes import about_training, advice, still_falling, weights
+from pfedme.training.notes import about_training, still_falling, weights
 from pfedme.training.pilot import RETRIES, chooses_l2, pilot, slower, with_l2
 from pfedme.training.track import FILES, Tracking
 from pfedme.training.trackers import Tracker
@@ -235,6 +236,8 @@ class Execution:
         self.metric, self.why = metric_for(simulation.federation, run.metric)
         self.evaluated = simulation.evaluated(run.eval_clients or simulation.federation.clients)
         self.saved = time.monotonic()
+        down, up = traffic(simulation)
+        self.cost = {"gradients": gradients(run.algorithm), "down": down, "up": up}
         asked = run.algorithm
         if auto is not None:  # its step sizes are in the record
             asked = dataclasses.replace(asked, **dict.fromkeys(auto["found"], 0.0))
@@ -385,7 +388,7 @@ class Execution:
     def diverged(self, what: str) -> NoReturn:
         """Saves the last finite state and says why it may have come to this."""
         self.save(now=True)
-        cause = advice(self.simulation.algorithm, self.simulation.smoothness())
+        cause = self.simulation.algorithm.advice(self.simulation.smoothness())
         path = self.folder.checkpoint if self.folder else None
         where = f" The last finite state is in {path}." if path and path.exists() else ""
         name = self.run.algorithm.name
@@ -437,6 +440,7 @@ class Execution:
             "metric": self.metric_told(),
             "environment": environment(),
             "timing": {**self.timing, "rounds": self.run.rounds},
+            "cost": self.cost,
             **self.told_auto(status),
             "history": self.history,
             "final": self.history[-1] if status == "finished" else None,
@@ -488,8 +492,7 @@ class Execution:
         due = now or time.monotonic() - self.saved >= CHECKPOINT_EVERY_S
         if not (self.folder and self.piloted and due):
             return
-        tensors = {"w": np.asarray(state.w.ravel())}
-        tensors |= {f"clients.{k}": np.asarray(a) for k, a in enumerate(jax.tree.leaves(state.clients))}
+        tensors = leaves("server", state.server) | leaves("clients", state.clients)
         about = {
             "round": state.t,
             "history": self.history,
@@ -508,10 +511,11 @@ class Execution:
             raise InputError(self.folder.bad_checkpoint("belongs to another run"))
         self.history, self.timing = about["history"], about["timing"]
         start = self.simulation.start()
-        leaves, structure = jax.tree.flatten(start.clients)
-        kept = [jnp.asarray(tensors[f"clients.{k}"]) for k in range(len(leaves))]
-        w = start.w.like(jnp.asarray(tensors["w"]))
-        return State(about["round"], *replicate((w, jax.tree.unflatten(structure, kept))))
+        try:
+            kept = tree_of("server", tensors, start.server), tree_of("clients", tensors, start.clients)
+        except (KeyError, ValueError) as error:
+            raise InputError(self.folder.bad_checkpoint(f"does not fit ({error})")) from None
+        return State(about["round"], *replicate(kept))
 
 
 @contextmanager

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from pfedme.algorithms import Algorithm
-from pfedme.core.spec import to_json
 from pfedme.data.federation import Federation
 from pfedme.training.pilot import TOLERANCE, unlearned_loss
 
@@ -54,26 +53,13 @@ def about_training(auto: dict[str, Any]) -> list[str]:
     return said
 
 
-def advice(algorithm: Algorithm, L: float) -> str:
-    """Which step size to lower, from an estimate of the clients' smoothness L."""
-    settings = to_json(algorithm)
-    if "lam" in settings:
-        lam, alpha, limit = settings["lam"], settings["alpha"], 2 / (L + settings["lam"])
-        stable = f"Inner steps are stable for alpha below 2/(L + λ) = {limit:.2g} (λ = {lam:g}, L ≈ {L:.3g})"
-        if alpha >= limit:
-            return f"{stable}, and alpha is {alpha:g}: lower --alpha or --lam."
-        return f"{stable} and alpha is {alpha:g}, so it is the outer step: lower --eta or --beta."
-    eta = settings["eta"]
-    return f"Steps are stable for eta below 2/L = {2 / L:.2g} (L ≈ {L:.3g}), and eta is {eta:g}: lower --eta."
-
-
 def weights(algorithm: Algorithm, federation: Federation) -> dict[str, Any] | None:
     """How the clients' uploads are weighed, and the largest client's share of the rows, where that is large;
     None if it is not, or if nothing is uploaded."""
     rows = federation.n_train
     largest = int(rows.argmax())
     share = float(rows[largest] / max(1, rows.sum()))
-    if not algorithm.has_global or share * len(rows) < UNEVEN:
+    if not algorithm.federated or share * len(rows) < UNEVEN:
         return None
     return {"aggregation": algorithm.aggregation, "client": federation.name(largest), "share": share}
 

@@ -80,7 +80,7 @@ def axes(algorithm: Algorithm) -> dict[str, Axis]:
     (['lam', 'eta', 'alpha', 'beta', 'R', 'K', 'aggregation'],
      ['lam', 'eta', 'alpha', 'beta', 'R', 'aggregation'], ['eta', 'R'])
     """
-    idle = set() if algorithm.has_global else {"beta", "aggregation"}  # no server, nothing to mix
+    idle = set() if algorithm.federated else {"beta", "aggregation"}  # no server, nothing to mix
     idle |= {"K"} if to_json(algorithm).get("nu") else set()
     return {k: axis for k, axis in AXES.items() if k in field_types(type(algorithm)) and k not in idle}
 

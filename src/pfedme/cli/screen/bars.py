@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from pfedme.cli.screen.numbers import accuracies
+from pfedme.cli.screen.numbers import accuracies, scaled
 from pfedme.livebar import Live
 from pfedme.report import tables
 
@@ -88,7 +88,7 @@ class SearchBar(TrainingBar):
         what = step.measure
         best = ""
         if step.best is not None:
-            best = "best " + what.pattern.format(what.text(what.scale * step.best))
+            best = "best " + what.pattern.format(scaled(what, step.best))
         done = step.finished + step.round / step.rounds
         if self.before is None:
             self.before = step.finished

@@ -24,7 +24,12 @@ def with_half_width(what: Measure, value: float | None, half: float | None) -> s
     """`83.21 ± 0.40`, from a number as it is shown and a half-width as it is recorded."""
     if value is None or half is None:
         return what.text(value)
-    return f"{what.text(value)} ± {what.text(what.scale * half)}"
+    return f"{what.text(value)} ± {scaled(what, half)}"
+
+
+def scaled(what: Measure, value: float | None) -> str:
+    """A number of a record as tables show it."""
+    return what.text(None if value is None else what.scale * value)
 
 
 def percent(value: float | None) -> str:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from pfedme.algorithms.base import Cohort
 from pfedme.algorithms.pfedme import PFedMe
 from pfedme.core.prox import prox
 from pfedme.core.tree import Params
@@ -261,7 +262,8 @@ def advance(setting: Setting, key: jax.Array, w: jax.Array) -> jax.Array:
         return algorithm.client_update(key, client, Params(w), ()).upload
 
     uploads = jax.vmap(answer)(jax.random.split(own, MOST), clients)
-    return algorithm.server_update(Params(w), uploads, cohort(draw, setting.N, setting.S)).tree
+    drawn = Cohort(draw, jnp.arange(MOST), cohort(draw, setting.N, setting.S), MOST)
+    return algorithm.server_update(Params(w), uploads, drawn).tree
 
 
 @partial(jax.jit, static_argnames="gradients")

@@ -122,24 +122,29 @@ function gains() {
     ? " For models that clients chose, intervals are paired over the client's test rows."
     : "";
   const unpaired = report.gains.some((g) => !g.paired && g.clients.ci)
-    ? " Beside a run of alone they are as wide as if the two models' errors were independent."
+    ? (paired ? " Beside a run of alone they are" : " They are") +
+      " as wide as if the two models' errors were independent."
     : "";
-  const methods = report.methods.map(({ label, measure, methods: m }) => [
+  const methods = report.methods.map(({ label, measure, usual, methods: m }) => [
     report.methods.length > 1 ? el("h3", {}, label) : null,
     table(
       "Ways to a model",
       [
         "model",
         ...["over all rows", "client mean", "worst tenth"].map((h) => h + headOf(measure)),
+        ...(usual === measure ? [] : [measures[usual].title]),
         "harmed %",
       ],
       Object.entries(m).map(([name, v]) => [
         METHODS[name] ?? name,
         ...[measure, "mean", "worst_decile"].map((k) => show(measure, v[k], null, false)),
+        ...(usual === measure ? [] : [show(usual, v[usual], null, false)]),
         show("accuracy", v.harmed, null, false),
       ]),
     ),
   ]);
+  const otherwise = report.methods.filter((m) => m.usual !== m.measure);
+  const harmedBy = [...new Set(otherwise.map((m) => measures[m.usual].name))];
   return section(
     "gain",
     "What each client gains over training alone",
@@ -152,7 +157,8 @@ function gains() {
           "p",
           { class: "note" },
           "Recommended: the model that each client chose for itself. " +
-            "Harmed: more than one point below alone, beyond the client's interval.",
+            `Harmed: more than one point${harmedBy.length ? ` of ${harmedBy.join(" or ")}` : ""} below alone, ` +
+            "beyond the client's interval.",
         )
       : null,
   );

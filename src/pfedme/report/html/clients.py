@@ -109,6 +109,11 @@ def measure_of_offer(told: Told, group: Group) -> str:
     return next((key for key in keys if f"recommended_{key}" in told.offered), group.usual.key)
 
 
+def is_paired(told: Told, measure: str) -> bool:
+    """Whether gains by this measure in personalized.csv have intervals that are paired over rows."""
+    return told.offered is not None and f"gain_over_alone_{measure}" not in told.offered
+
+
 def gain_of_offer(told: Told, measure: str) -> Columns:
     """What each client gains by the model that it chose, from personalized.csv."""
     assert told.offered is not None
@@ -116,7 +121,12 @@ def gain_of_offer(told: Told, measure: str) -> Columns:
     nothing = np.full(len(found["client"]), np.nan)
     found["mine"] = told.offered.get(f"recommended_{measure}", nothing)
     found["alone"] = told.offered.get(f"alone_{measure}", nothing)
-    found["gain"], ci = (told.offered[f"gain_over_alone{suffix}"] for suffix in ("", "_ci95"))
+    if is_paired(told, measure):
+        found["gain"], ci = (told.offered[f"gain_over_alone{suffix}"] for suffix in ("", "_ci95"))
+    else:
+        found["gain"], ci = told.offered[f"gain_over_alone_{measure}"], nothing
+        if measure in SHARES:
+            ci = 1.96 * row_noise(found["mine"], found["alone"], found["n_test"])
     found |= {} if np.isnan(ci).all() else {"ci": ci}
     lam = told.offered["lam"]
     found["choice"] = np.array(
@@ -210,4 +220,9 @@ def newcomers(told: Told) -> dict[str, Any]:
         }
         methods[name] = numbers(of.get(r) for r in rows)
     clients = dict(zip(table["rows"].tolist(), table["clients"].tolist(), strict=True))
-    return {"rows": numbers(rows), "clients": numbers(clients[r] for r in rows), "methods": methods}
+    return {
+        **({"measure": str(table["metric"][0])} if "metric" in table and rows else {}),
+        "rows": numbers(rows),
+        "clients": numbers(clients[r] for r in rows),
+        "methods": methods,
+    }

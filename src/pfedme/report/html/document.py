@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from pfedme import __version__
-from pfedme.algorithms import ALGORITHMS, PFedMe
-from pfedme.engine.cost import bytes_sent, gradients
+from pfedme.algorithms import PFedMe
+from pfedme.engine.cost import gradients
 from pfedme.engine.measure import MEASURES
 from pfedme.report.html import clients
 from pfedme.report.html.best import REFERENCES, best
@@ -21,6 +21,7 @@ from pfedme.report.html.metrics import baseline, calibration, final, others, tra
 from pfedme.report.html.question import title
 from pfedme.report.html.read import Columns, Told
 from pfedme.report.html.words import POOLED, UNSHARED, about, headline
+from pfedme.runs.run import Run
 
 POINTS = 200
 """Of a curve; of more evaluations it shows so many."""
@@ -97,7 +98,12 @@ def document(runs: Sequence[Told]) -> dict[str, Any]:
             {"label": groups[k].one(told), "group": k, "counts": clients.chosen(told)} for k, told in offers
         ],
         "methods": [
-            {"label": groups[k].one(told), "measure": groups[k].usual.key, "methods": told.methods}
+            {
+                "label": groups[k].one(told),
+                "measure": (told.verdict or {}).get("metric") or groups[k].usual.key,
+                "usual": groups[k].usual.key,
+                "methods": told.methods,
+            }
             for k, told in offers
             if told.methods
         ],
@@ -135,19 +141,26 @@ def curves(group: Group, most: int) -> dict[str, Any]:
     return found
 
 
+def _bytes_sent(run: Run, cost: dict[str, Any] | None, size: int | None) -> int | None:
+    """What all rounds send to the clients of the cohort and back. A record without costs is of an algorithm
+    that sends a model of `size` numbers both ways."""
+    if not run.algorithm.federated:
+        return 0
+    each = cost["down"] + cost["up"] if cost else 2 * 4 * size if size else None
+    return None if each is None else run.rounds * (run.cohort or 0) * each
+
+
 def cost(group: Group) -> dict[str, Any] | None:
     """Seconds, in the mean over seeds; bytes sent by all; and gradients of a client in a round and in all."""
     if not group.finished:
         return None
     run = group.finished[0].run
     size = group.finished[0].size
-    each: float = gradients(run.algorithm)
+    each: float = float("nan") if (told := gradients(run.algorithm)) is None else told
     if isinstance(run.algorithm, PFedMe) and run.algorithm.nu:
         steps, _ = estimate([(entry.get("inner") or {}).get("steps") for entry in group.finals])
         each = float("nan") if steps is None else run.algorithm.R * steps
-    if type(run.algorithm) not in ALGORITHMS.values():
-        each = float("nan")  # only its author knows
-    sent = 0 if not run.algorithm.has_global else bytes_sent(run, size) if size else None
+    sent = _bytes_sent(run, group.finished[0].record.get("cost"), size)
     return {
         **{
             key: number(estimate([told.record["timing"][key] for told in group.finished])[0])
@@ -175,7 +188,8 @@ def gains(
         key = clients.measure_of_offer(told, groups[place])
         label = f"{groups[place].one(told)}: the model each client chose"
         panel = clients.panel(clients.gain_of_offer(told, key), most)
-        found.append({"label": label, "group": place, "measure": key, "paired": True, **panel})
+        paired = clients.is_paired(told, key)
+        found.append({"label": label, "group": place, "measure": key, "paired": paired, **panel})
     for place, table in beside:
         group = groups[place]
         label = f"{group.label}: {group.kinds[-1]} model"

@@ -18,7 +18,7 @@ def final(group: Group) -> dict[str, Any]:
     for kind in group.kinds if group.finals else []:
         own = [entry[kind] for entry in group.finals]
         value, ci = with_interval(own, key)
-        worst, worst_ci = estimate([worst_tenth(entry, key) for entry in own])
+        worst, worst_ci = estimate([of_clients(entry, key, "worst_decile") for entry in own])
         found[kind] = {
             "value": number(value), "ci": number(ci), "worst": number(worst), "worst_ci": number(worst_ci),
         }  # fmt: skip
@@ -35,10 +35,10 @@ def with_interval(entries: Sequence[Mapping[str, Any]], key: str) -> tuple[float
     return value, ci
 
 
-def worst_tenth(entry: Mapping[str, Any], key: str) -> float | None:
-    """A metric's mean over the tenth of the clients that a model does worst by."""
+def of_clients(entry: Mapping[str, Any], key: str, what: str) -> float | None:
+    """A metric's mean over clients, or over the tenth of them that a model does worst by."""
     clients = entry.get("clients") if key in ("accuracy", "r2") else (entry.get("by_client") or {}).get(key)
-    return number_of(clients or {}, "worst_decile")
+    return number_of(clients or {}, what)
 
 
 def others(group: Group) -> dict[str, Any]:
@@ -65,8 +65,8 @@ def baseline(groups: Sequence[Group]) -> dict[str, Any] | None:
                     "measure": group.measure.key,
                     "value": number(number_of(own, group.measure.key)),
                     "of_client": number(number_of(own, group.of_client)),
-                    "mean": number(number_of(own.get("clients") or {}, "mean")),
-                    "worst": number(worst_tenth(own, group.measure.key)),
+                    "mean": number(of_clients(own, group.measure.key, "mean")),
+                    "worst": number(of_clients(own, group.measure.key, "worst_decile")),
                 }
     return None
 

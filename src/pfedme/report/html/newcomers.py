@@ -8,6 +8,7 @@ from typing import Any
 
 from pfedme.core.spec import to_json
 from pfedme.data import Source
+from pfedme.engine.measure import ACCURACY, R2
 from pfedme.files import atomic_write, writing
 from pfedme.report.html.document import document
 from pfedme.report.html.page import NAME, page
@@ -41,12 +42,17 @@ def newcomers_report(run: Path, folder: Path, newcomers: Source) -> None:
 def as_run(told: Told, folder: Path) -> Told:
     """The newcomers as if they were the clients of a run, whose shared model is another's."""
     offered, methods = read_offered(folder), read_methods(folder)
+    verdict = read_verdict(folder / "personalized.json")
     assert offered is not None
     assert methods is not None
+    assert verdict is not None
+    key = verdict["metric"]
     final: dict[str, Any] = {"round": told.record["final"]["round"]}
     for method, kind in MODELS.items():
         own = methods[method]
-        final[kind] = {**own, "clients": {key: own[key] for key in ("mean", "worst_decile")}}
+        over = {what: own[what] for what in ("mean", "worst_decile")}
+        usual = key in (ACCURACY.key, R2.key)
+        final[kind] = {**own, **({"clients": over} if usual else {"by_client": {key: over}})}
     clients = {name: offered[name] for name in ("client", "n_train", "n_test")}
     for method, kind in MODELS.items():
         for column, values in offered.items():
@@ -61,6 +67,6 @@ def as_run(told: Told, folder: Path) -> Told:
         offered=offered,
         methods=methods,
         newcomers=None,
-        verdict=read_verdict(folder / "personalized.json"),
+        verdict=verdict,
         compared=None,
     )

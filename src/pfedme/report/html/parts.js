@@ -174,7 +174,7 @@ const limits = (key) =>
 function baselines(key, own, which = "value") {
   const found = [...new Set(own.map((k) => groups[k].problem))].map((p) => report.baselines[p]);
   return found
-    .filter((b) => b && (b[which] ?? null) !== null && (which !== "value" || b.measure === key))
+    .filter((b) => b && (b[which] ?? null) !== null && (which === "of_client" || b.measure === key))
     .map((b) => ({ at: measures[key].scale * b[which], text: b.name }));
 }
 

@@ -13,7 +13,7 @@ import numpy as np
 import safetensors
 
 from pfedme.data.deployed import Deployed
-from pfedme.engine.measure import MEASURES
+from pfedme.engine.measure import ACCURACY, MEASURES
 from pfedme.errors import InputError
 from pfedme.report.tables import KINDS
 from pfedme.runs.folder import Folder
@@ -23,7 +23,7 @@ from pfedme.runs.run import Run
 
 Columns = dict[str, np.ndarray]
 """A table by its columns: texts, or numbers with NaN for an empty cell."""
-TEXTS = ("client", "choice", "method", "outcome", "reason")
+TEXTS = ("client", "choice", "method", "metric", "outcome", "reason")
 """The columns that hold texts."""
 VERDICTS = ("yes", "no", "cannot tell")
 GAINS = ("gain_over_alone", "gain_over_alone_ci95", "gain_over_global", "gain_over_global_ci95")
@@ -125,7 +125,7 @@ def read_run(path: Path, planned: dict[str, Any] | None = None) -> Told:
         offered=read_offered(path),
         methods=read_methods(path),
         verdict=read_verdict(path / "personalized.json"),
-        newcomers=read_table(path / "newcomers.csv", ("rows", "clients", "method", "mean")),
+        newcomers=read_newcomers(path / "newcomers.csv"),
         size=_size(folder.model),
         ledger=ledger,
     )  # fmt: skip
@@ -178,6 +178,8 @@ def read_verdict(path: Path) -> dict[str, Any] | None:
             return None
         if found["verdict"] not in VERDICTS:
             raise ValueError(f"there is no verdict {found['verdict']!r}")
+        if (metric := found.get("metric") or ACCURACY.key) not in MEASURES:
+            raise ValueError(f"there is no metric {metric!r}")
         for key in ("gain", "low", "high", "clients", "gaining", "losing"):
             if not _is_number(found.get(key)):
                 raise TypeError(f"{key} of its verdict is not a number")
@@ -234,6 +236,14 @@ def read_ledger(path: Path) -> Columns | None:
 def read_offered(folder: Path) -> Columns | None:
     """What each client chose, from personalized.csv; None if it does not exist."""
     return read_table(folder / "personalized.csv", ("client", "n_train", "n_test", "choice", "lam", *GAINS))
+
+
+def read_newcomers(path: Path) -> Columns | None:
+    """How newcomers fare, from newcomers.csv; None if it does not exist."""
+    found = read_table(path, ("rows", "clients", "method", "mean"))
+    if found and (unknown := set(found.get("metric", ())) - set(MEASURES)):
+        raise InputError(f"{path} is damaged (there is no metric '{unknown.pop()}'); make it again.")
+    return found
 
 
 def read_methods(folder: Path) -> dict[str, Any] | None:

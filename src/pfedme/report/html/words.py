@@ -40,7 +40,7 @@ def about(groups: Sequence[Group], tables: Sequence[Columns | None]) -> list[str
         model = {"mlr": linear, **networks}.get(kind, "A model")
         names = list(dict.fromkeys(groups[k].name for k in own))
         rounds = sorted({told.run.rounds for told in runs})
-        cohort = sorted({told.run.cohort or 0 for told in runs if told.run.algorithm.has_global} - {0})
+        cohort = sorted({told.run.cohort or 0 for told in runs if told.run.algorithm.federated} - {0})
         drawn = f", {_span(cohort)} clients drawn for each" if cohort else ""
         seeds = sorted({told.run.seed for told in runs})
         text = (
@@ -118,7 +118,7 @@ def _verdicts(groups: Sequence[Group]) -> list[dict[str, Any]]:
     return [
         {
             **{key: verdict.get(key) for key in ("verdict", "clients", "gaining", "losing")},
-            **{key: number(verdict.get(key)) for key in ("gain", "low", "high")},
+            **{key: number(verdict.get(key)) for key in ("gain", "low", "high", "level")},
             "metric": str(verdict.get("metric") or ACCURACY.key),
             "joined": str(verdict.get("joined") or joined),
             "why": str(verdict.get("why") or ""),
