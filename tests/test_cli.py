@@ -9,15 +9,19 @@ import select
 import shlex
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
+from pkgutil import walk_packages
 
 import pytest
 
+import pfedme.cli
 import pfedme.training.execute
 from pfedme import __version__
 from pfedme.algorithms import ALGORITHMS
 from pfedme.cli import ALGORITHM_NAMES, main
-from pfedme.cli.screen import Bar
+from pfedme.cli.registry import COMMANDS
+from pfedme.cli.screen.bars import Bar
 from pfedme.core.models import MODELS, parse_model
 from pfedme.core.spec import field_types, parse
 from pfedme.data import BUILT_IN
@@ -25,8 +29,6 @@ from pfedme.data.synthetic import Synthetic
 from pfedme.errors import InputError
 from pfedme.runs.run import Run
 from pfedme.training.execute import Progress
-
-COMMANDS = ("run", "compare", "data", "resume")
 
 
 def run_python(code: str, *argv: str) -> subprocess.CompletedProcess[str]:
@@ -50,8 +52,10 @@ def helped(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
 def test_help_and_version_load_nothing_heavy(argv: list[str]):
     code = (
         "import sys; from pfedme.cli import main; status = main(sys.argv[1:])\n"
-        "heavy = {'jax', 'numpy', 'matplotlib', 'rich', 'pooch'} & set(sys.modules)\n"
-        "sys.exit(f'loaded {heavy}' if heavy else status)"
+        "from pfedme.cli.registry import COMMANDS\n"
+        "heavy = {'argparse', 'jax', 'matplotlib', 'numpy', 'polars', 'pooch', 'rich'}\n"
+        "loaded = (heavy | {command.module for command in COMMANDS.values()}) & set(sys.modules)\n"
+        "sys.exit(f'loaded {loaded}' if loaded else status)"
     )
     done = run_python(code, *argv)
     assert done.returncode == 0, done.stderr
@@ -75,12 +79,29 @@ def test_help_names_every_command_algorithm_data_and_model(capsys: pytest.Captur
     assert ALGORITHM_NAMES.split(", ") == list(ALGORITHMS)
 
 
-@pytest.mark.parametrize("argv", [["run"], ["compare"], ["data"], ["data", "describe"], ["resume"]])
-def test_every_commands_help_has_an_example(capsys: pytest.CaptureFixture[str], argv: list[str]):
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_a_parser_whose_help_it_prints(capsys: pytest.CaptureFixture[str], name: str):
+    command = COMMANDS[name]
+    parser = import_module(command.module).parser()
+    assert command.name == name
+    assert parser.prog.startswith(f"pfedme {name}")
+    assert re.search(rf"examples:\n  pfedme {name} ", parser.format_help())
     for flag in ("--help", "-h"):
-        text = helped(capsys, *argv, flag)
-        assert "usage: pfedme" in text
-        assert re.search(rf"examples:\n  pfedme {argv[0]} ", text)
+        assert helped(capsys, name, flag) == parser.format_help()
+
+
+@pytest.mark.parametrize("argv", [["data", "describe"], ["study", "gain"], ["study", "verdict"]])
+def test_what_a_command_is_followed_by_has_help(capsys: pytest.CaptureFixture[str], argv: list[str]):
+    assert helped(capsys, *argv, "--help").startswith(f"usage: pfedme {' '.join(argv)} ")
+
+
+def test_every_module_with_a_parser_is_a_commands():
+    modules = [
+        import_module(found.name) for found in walk_packages(pfedme.cli.__path__, f"{pfedme.cli.__name__}.")
+    ]
+    registered = {command.module for command in COMMANDS.values()}
+    assert {module.__name__ for module in modules if hasattr(module, "parser")} == registered
+    assert {module.__name__ for module in modules if hasattr(module, "carry_out")} == registered
 
 
 @pytest.mark.parametrize("command", ["run", "compare"])
@@ -88,7 +109,7 @@ def test_help_explains_every_hyperparameter(capsys: pytest.CaptureFixture[str], 
     text = " ".join(helped(capsys, command, "--help").split())
     for cls in ALGORITHMS.values():
         for name in field_types(cls):
-            assert re.search(rf"--{name.replace('_', '-')} (X|N|{{[^ ]+}}) \S", text), name
+            assert re.search(rf"--{name.replace('_', '-')} (X|N|{{[^ ]+}}(\[:\.\.\.\])?) \S", text), name
 
 
 def test_help_tells_defaults(capsys: pytest.CaptureFixture[str]):
@@ -108,7 +129,7 @@ def assert_read_back(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     def stop(read: Run, *_: object, **__: object) -> None:
         raise Parsed(read)
 
-    monkeypatch.setattr(pfedme.execute, "execute", stop)
+    monkeypatch.setattr(pfedme.training.execute, "execute", stop)
     with pytest.raises(Parsed) as caught:
         main([*shlex.split(run.command())[1:], "--out", str(tmp_path / "run")])
     assert caught.value.args == (run,)

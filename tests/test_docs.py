@@ -8,12 +8,14 @@ import shlex
 import shutil
 import subprocess
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 import pfedme.training.execute
-from pfedme.cli import EXAMPLES, main
+from pfedme.cli import help_page, main
+from pfedme.cli.registry import COMMANDS
 from pfedme.data.mnist import Mnist
 from pfedme.data.synthetic import Synthetic
 from pfedme.data.table import Table
@@ -86,9 +88,9 @@ def understood(
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(pfedme.training.execute, "execute", stop)
-    monkeypatch.setattr(importlib.import_module("pfedme.training.compare"), "compare", stop)
-    monkeypatch.setattr(importlib.import_module("pfedme.tuning.tune"), "tune", stop)
-    monkeypatch.setattr(importlib.import_module("pfedme.experiments.verdicts"), "study_verdicts", stop)
+    monkeypatch.setattr(import_module("pfedme.training.compare"), "compare", stop)
+    monkeypatch.setattr(import_module("pfedme.tuning.tune"), "tune", stop)
+    monkeypatch.setattr(import_module("pfedme.experiments.verdicts"), "study_verdicts", stop)
     monkeypatch.setattr(Synthetic, "load", stop)
     monkeypatch.setattr(Mnist, "load", stop)
     monkeypatch.setattr(Table, "load", stop)
@@ -147,9 +149,11 @@ def test_every_command_in_the_makefile_is_understood(understood: Callable[[list[
             assert understood(argv), " ".join(argv)
 
 
-@pytest.mark.parametrize("command", EXAMPLES)
+@pytest.mark.parametrize("command", ["", *COMMANDS])
 def test_every_example_in_the_help_is_understood(command: str, understood: Callable[[list[str]], bool]):
-    lines = [re.split(r"\s{3,}", line.strip())[0] for line in EXAMPLES[command].splitlines()]
+    text = import_module(COMMANDS[command].module).parser().epilog if command else help_page()
+    _, examples = text.split("examples:\n")
+    lines = [re.split(r"\s{3,}", line.strip())[0] for line in examples.splitlines() if line[:2] == "  "]
     found = [argv for line in lines for argv in pfedme_in(line)]
     assert found
     for argv in found:

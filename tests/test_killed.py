@@ -116,8 +116,8 @@ class Killed(BaseException):
 @pytest.fixture
 def steady(monkeypatch: pytest.MonkeyPatch) -> None:
     """A checkpoint after every round, so that the writes of a command are always the same."""
-    monkeypatch.setattr(pfedme.execute, "CALL_S", 0.0)
-    monkeypatch.setattr(pfedme.execute, "CHECKPOINT_EVERY_S", 0.0)
+    monkeypatch.setattr(pfedme.training.execute, "CALL_S", 0.0)
+    monkeypatch.setattr(pfedme.training.execute, "CHECKPOINT_EVERY_S", 0.0)
 
 
 def kill_after_write(number: int, argv: list[str], monkeypatch: pytest.MonkeyPatch) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pfedme.cli.screen import Bar
+from pfedme.cli.screen.bars import Bar
 from pfedme.data.federation import Federation
 from pfedme.engine.measure import MEASURES
 from pfedme.engine.verdict import Gains, Interval

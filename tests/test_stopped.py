@@ -34,7 +34,7 @@ LONG = tiny("alone", algorithm=Alone(R=2, B=5, l2="model"), rounds=12_000, eval_
 DRIVER = """
 import resource, sys
 import pfedme.training.execute
-pfedme.execute.CHECKPOINT_EVERY_S = float(sys.argv[1])
+pfedme.training.execute.CHECKPOINT_EVERY_S = float(sys.argv[1])
 if limit := int(sys.argv[2]):
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 from pfedme.cli import main
@@ -195,7 +195,7 @@ def test_wherever_the_disk_fills_up_the_run_can_go_on(
     limit: int,
 ):
     out = interrupted(tmp_path / "run", tiny("alone"))
-    monkeypatch.setattr(pfedme.execute, "CHECKPOINT_EVERY_S", 0.0)
+    monkeypatch.setattr(pfedme.training.execute, "CHECKPOINT_EVERY_S", 0.0)
     with files_of_at_most(limit):
         status = main(["resume", str(out)])
     err = capsys.readouterr().err

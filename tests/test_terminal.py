@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from pfedme.cli import main
-from pfedme.cli import screen as terminal
-from pfedme.cli.screen import print_table
+from pfedme.cli.screen import bars, runs
+from pfedme.cli.screen.layout import print_table
 from pfedme.engine.measure import MEASURES, MetricName
 from pfedme.livebar import BAR, Live, Pace, in_words
 from pfedme.training.compare import Comparison
@@ -100,13 +100,13 @@ def test_a_run_and_a_comparison_fit_80_columns_whatever_they_are_judged_by(
     what = MEASURES[metric]
     number = what.text(what.scale * value)
     for show in (
-        lambda: terminal.print_run(record, Path("out"), None),
-        lambda: terminal.print_comparison(
+        lambda: runs.print_run(record, Path("out"), None),
+        lambda: runs.print_comparison(
             Comparison({"per-fedavg": [record] * 3, "fedavg": [record] * 3}), Path("nowhere")
         ),
     ):
         console = screen(80)
-        monkeypatch.setattr(terminal, "_console", lambda console=console: console)
+        monkeypatch.setattr(runs, "standard_output", lambda console=console: console)
         show()
         text = shown(console)
         assert "…" not in text
@@ -147,14 +147,14 @@ def test_without_a_known_total_the_bar_counts(capsys: pytest.CaptureFixture[str]
     plain = screen()
     plain.print(bar.live.get_renderable())
     assert "40/?" in shown(plain)
-    lines = terminal.Bar(total=None)
+    lines = bars.Bar(total=None)
     lines("fedavg", 0, Progress(0, 0, {"round": 0}))
     assert capsys.readouterr().err.startswith("fedavg round 0: ")
 
 
 def test_rounds_of_a_pilot_do_not_count(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    monkeypatch.setattr(terminal, "LINE_EVERY_S", 0.0)
-    bar = terminal.Bar(total=None)
+    monkeypatch.setattr(bars, "LINE_EVERY_S", 0.0)
+    bar = bars.Bar(total=None)
     for t in (4, 12, 6):
         bar("fedavg", 0, Progress(t, 1500, None, pilot=True))
     assert bar.rounds == {}
@@ -184,7 +184,7 @@ def test_time_in_words_is_never_wild():
 
 
 def test_resumed_runs_do_not_count_for_the_pace(capsys: pytest.CaptureFixture[str]):
-    bar = terminal.Bar(total=2000)
+    bar = bars.Bar(total=2000)
     bar("first", 0, Progress(1000, 1000, None))  # was finished before
     bar.pace.clock = iter([0.0, 5.0, 15.0]).__next__
     bar.pace.at = None

@@ -24,7 +24,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution
 from optuna.trial import TrialState
 from stops import DATA, files_of_at_most, tiny
 
-import pfedme.cli.screen
+import pfedme.cli.screen.bars
 import pfedme.runs.run
 from pfedme.algorithms import ALGORITHMS, Algorithm
 from pfedme.cli import main
@@ -101,7 +101,7 @@ def test_test_rows_are_never_read(name: str, tmp_path: Path, monkeypatch: pytest
     tunings = []
     for label in (0, 1):
         other = with_test_rows(federation, value=1e6 * (-1) ** label, label=label)
-        monkeypatch.setattr(pfedme.run, "load", lambda _, other=other: other)
+        monkeypatch.setattr(pfedme.runs.run, "load", lambda _, other=other: other)
         tunings.append(tune(search(name), 3, tmp_path / str(label)))
     assert told(tunings[0]) == told(tunings[1])
     assert tunings[0].best
@@ -471,7 +471,7 @@ def test_json_tells_the_best_settings_and_a_command_that_says_the_same(
 def test_a_person_sees_progress_the_best_trials_and_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    monkeypatch.setattr(pfedme.terminal, "LINE_EVERY_S", 0.0)
+    monkeypatch.setattr(pfedme.cli.screen.bars, "LINE_EVERY_S", 0.0)
     assert main(shlex.split(f"tune fedavg {TINY} --trials 7 --out {tmp_path / 'search'}")) == 0
     out, err = capsys.readouterr()
     assert re.search(r"^trial 1/7 round 1/3$", err, re.MULTILINE)

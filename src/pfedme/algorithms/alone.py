@@ -28,7 +28,7 @@ class Alone(Algorithm):
     has_global: ClassVar[bool] = False
 
     l2: Literal["own", "model"] = "own"
-    """Whether each client finds an l2 strength of its own by validation rows, or has the model's alone."""
+    """own: each client chooses its own l2 strength on validation rows; model: all use the model's."""
 
     def init(self, sent: Params) -> Any:
         """θ_i, which starts where the shared model would, and l2_i."""

@@ -43,8 +43,8 @@ class PFedMe(Algorithm):
     """Where θ starts in a local round: at the θ of the round before (at first w), or at w_i."""
 
     rechoose: Index = 0
-    """Rounds between two choices of a λ of its own for θ by each client, by a fifth of its training rows, lam
-    being the largest; 0 keeps lam for all."""
+    """Rounds after which each client again chooses its own λ for θ, at most lam, on a fifth of its training
+    rows; 0 keeps lam for all clients."""
 
     def stable_steps(self, L: float) -> dict[str, float]:
         """α = 1/(L + λ) for the inner problem, and η = 1/L_F for F_i, which is L_F = λL/(λ + L)-smooth."""

@@ -54,7 +54,7 @@ class Table:
     path: str = ""
     """The file or folder."""
     client: str | None = None
-    """Column that tells whose row it is; without it, each file of a folder is a client's."""
+    """Column that names the client of each row; without it, each file of a folder is one client."""
     label: str | None = None
     """Column to predict."""
     features: tuple[str, ...] = ()
@@ -62,21 +62,23 @@ class Table:
     drop: tuple[str, ...] = ()
     """Columns to leave out, joined by commas."""
     task: Literal["classification", "regression"] | None = None
-    """What the label is: a class, or a quantity; a quantity if it has fractions and more than 20 values."""
+    """Whether the label is a class or a quantity; if not given, it is a quantity if it has fractions and more
+    than 20 values."""
     test: str | None = None
     """A table of test rows; without it, each client's rows are split."""
     impute: Literal["mean"] | None = None
-    """mean: a missing number becomes the mean, a missing category one of its own; refused if not given."""
+    """mean: a missing number becomes the mean, and a missing category a category of its own; if not given,
+    missing values are refused."""
     drop_missing_labels: bool = False
-    """Rows without a label are left out; refused if not given."""
+    """Leave out rows without a label, which are refused otherwise."""
     na: tuple[str, ...] = ()
     """Further words, or numbers, that count as missing values, joined by commas."""
     decimal: Literal[".", ","] | None = None
-    """The decimal sign of numbers in text files; found out if not given."""
+    """Decimal sign of numbers in text files; detected if not given."""
     sheet: str | None = None
     """Sheet of an Excel file; the first if not given."""
     train: Share = 0.75
-    """Share of a client's rows to train on, where there is no table of test rows."""
+    """Share of each client's rows to train on, if there is no table of test rows."""
     seed: Seed = 0
     """Seed of that split."""
     owner: str = ""

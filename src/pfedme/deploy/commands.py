@@ -18,16 +18,12 @@ from pfedme.deploy import join, keys, serve
 from pfedme.deploy.client import MODEL, Client
 from pfedme.deploy.console import told_lines
 from pfedme.deploy.messages import Refusal, sha256
-from pfedme.deploy.plan import Plan
+from pfedme.deploy.plan import OWN, PORT, Plan
 from pfedme.deploy.policy import Policy, read_policy
 from pfedme.deploy.processes import joined, parse_address
 from pfedme.errors import InputError
 
-PORT = 9092
-"""The port that Flower's guides have clients connect to, and that firewalls may know."""
 KEYS = Path("keys")
-OWN = ("min_clients", "min_replies", "deadline", "tries", "clip", "far", "wait")
-"""The fields of a plan that only a server with clients elsewhere has."""
 ANEW = ("resume", "listen", "keys", "insecure", "insecure_network", "json", "debug")
 """Options that a resumed run may be given anew."""
 

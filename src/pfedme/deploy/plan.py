@@ -12,6 +12,10 @@ from pfedme.core.spec import Count, Index, NonNegative, Positive, Seed, build, c
 from pfedme.deploy.messages import Refusal, Words
 from pfedme.errors import InputError
 
+PORT = 9092
+"""The port that Flower's guides have clients connect to, and that firewalls may know."""
+OWN = ("min_clients", "min_replies", "deadline", "tries", "clip", "far", "wait")
+"""The fields of a plan that only a server with clients elsewhere has."""
 UNSEEN_CURVATURE = 100.0
 """What L is taken for where no step size is given: well above that of most standardised tables."""
 
@@ -29,22 +33,22 @@ class Plan:
     seed: Seed = 0
     """Seed of the initial model, the cohorts and the mini-batches."""
     min_clients: Count = 2
-    """Clients that must be there before training begins."""
+    """Clients that must be connected before training begins."""
     min_replies: Count | None = None
-    """Good replies without which a round does not count and is repeated; half of the cohort if not given."""
+    """Valid replies that a round needs, or it is repeated; half of the cohort if not given."""
     deadline: Positive = 120.0
     """Seconds that a client has for its part of a round."""
     tries: Count = 5
     """How often a round is tried before the run stops; it can be resumed."""
     clip: NonNegative = 1.0
     """An update longer than this many times the median length, of its round and the rounds before, is
-    shortened to that; 0 leaves all as they are."""
+    shortened to that; 0 shortens none."""
     far: Positive = 10.0
     """An update longer than this many times the median length is dropped."""
     wait: Positive = 3600.0
     """Seconds to wait for enough clients."""
     eval_every: Index = 0
-    """Rounds between two evaluations, each of which costs another exchange; 0: only in the end."""
+    """Rounds between two evaluations, each of which costs another exchange; 0: only at the end."""
 
     def __post_init__(self) -> None:
         # The server sees no rows that could tell how large steps may be.

@@ -44,25 +44,26 @@ class Policy:
     """What the owner of a table lets a server ask for."""
 
     approve: str = "ask"
-    """Who approves a plan: 'ask' asks at the terminal, 'any' takes what is within the limits, and the SHA-256
-    of a plan takes that plan alone."""
+    """Who approves a plan: 'ask' asks at the terminal, 'any' accepts any plan within the
+    limits, and the SHA-256 of a plan accepts that plan alone."""
     min_rows: Count = 50
     """Fewest training rows with which this client takes part."""
     min_count: Count = 5
-    """A text that fewer training rows have is not told, and numbers with fewer different values only
+    """Texts in fewer training rows than this are not disclosed, and numbers with fewer different values only
     roughly."""
     min_batch: Index = 16
-    """Smallest mini-batch, B; 0 also allows plans that take all rows (B = 0)."""
+    """Smallest mini-batch, B; 0 also allows plans that use all rows at once (B = 0)."""
     min_steps: Count = 10
     """Fewest local steps in a round, R."""
     max_draws: Positive = 20.0
-    """How often a round may draw each training row, on average: R times B over the rows."""
+    """How often a round may draw each training row, on average: R times B divided by the number of
+    rows."""
     max_step: Positive = 1.0
     """Largest step size: η, α, ηλ and αλ/2."""
     max_l2: NonNegative = 0.1
-    """Strongest l2 term of a model; a strong one makes each step forget those before."""
+    """Strongest l2 term of a model; a strong one makes each step forget the steps before it."""
     max_classes: Count | None = None
-    """Most classes that the label may have; as many as in this client's rows if not given."""
+    """Most classes that the label may have; if not given, as many as this client's rows have."""
     max_rounds: Count = 1000
     """Most rounds of a plan."""
     max_seconds: Positive = 600.0
@@ -70,12 +71,13 @@ class Policy:
     max_megabytes: Positive = 256.0
     """Largest message, and so the largest model."""
     batch_key: Literal["secret", "seed"] = "secret"
-    """What mini-batches are drawn by: a secret of this client, or the plan's seed, so that a run equals a
-    simulation; then a server can solve for the rows."""
+    """What mini-batches are drawn from: a secret of this client, or the plan's seed, which makes a run equal
+    to a simulation but lets a server solve for the rows."""
     models: tuple[str, ...] = ("mlr",)
-    """Models to train, joined by commas. The hidden units of others can be set to catch single rows."""
+    """Models that may be trained, joined by commas. In other models, a server can set hidden units so that
+    they capture single rows."""
     algorithms: tuple[str, ...] = ()
-    """Algorithms to take part in, joined by commas; all if not given."""
+    """Algorithms that may be used, joined by commas; all if not given."""
     columns: tuple[str, ...] = ()
     """Columns that may be used, joined by commas; all that --features and --drop leave if not given."""
 

@@ -48,13 +48,13 @@ class Run:
     seed: Seed = 0
     """Seed of the initial model, the cohorts and the mini-batches."""
     eval_every: Count | None = None
-    """Rounds between two evaluations of all models of all clients; a twentieth of all if not given."""
+    """Rounds between two evaluations of all models of all clients; a twentieth of all rounds if not given."""
 
     eval_clients: Count | None = None
     """How many clients are evaluated; all, or 1,000 where there are more than 10,000."""
 
     budget: Count = 1500
-    """The most rounds of a training that ends when the loss has stopped falling."""
+    """Maximum number of rounds of a training that ends when the loss has stopped falling."""
     quarter_at: tuple[int, ...] = ()
     """Rounds after which the step size eta is divided by four, such as 100-150."""
     holdout_clients: Share | tuple[str, ...] | None = None
@@ -64,11 +64,11 @@ class Run:
     """How clients find models of their own when the run has finished; not at all if not given."""
 
     metric: MetricName | None = None
-    """What models are judged by: for classes accuracy, or AUC where one of two is rare, and for quantities R²
-    if not given."""
+    """Metric that models are judged by; if not given, accuracy for classes, AUC where one of two classes is
+    rare, and R² for quantities."""
     class_weights: Literal["balanced"] | None = None
-    """balanced: in training, the rows of each class weigh as much as those of any other; alike if not
-    given."""
+    """balanced: every class has the same total weight in training; if not given, every row has the same
+    weight."""
 
     def to_json(self) -> dict[str, Any]:
         """This run as JSON values."""

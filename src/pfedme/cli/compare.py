@@ -1,0 +1,55 @@
+"""`pfedme compare`: several algorithms, trained on the same data."""
+
+from __future__ import annotations
+
+import argparse
+
+from pfedme.cli.options import new_parser, parsed
+from pfedme.cli.training import ALGORITHM, add_recorded_training, new_folder, runs
+from pfedme.errors import InputError
+
+EXAMPLES = """\
+an option applies to every algorithm that has it; NAME:field=value,... sets one for NAME alone
+
+examples:
+  pfedme compare pfedme fedavg alone --data synthetic --rounds 200 --eta 0.01 --seeds 5
+  pfedme compare pfedme:lam=20,beta=2 pfedme:lam=5,beta=2 fedavg:eta=0.02 --data mnist"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options of `pfedme compare`."""
+    about = "Trains several algorithms on the same data; one table, one figure."
+    made = new_parser("compare", about, EXAMPLES)
+    add_recorded_training(made)
+    made.add_argument("algorithms", metavar="ALGORITHM", nargs="+", help=ALGORITHM)
+    made.add_argument(
+        "--seeds", type=int, metavar="N", default=1, help="repetitions with seeds --seed, --seed + 1, ... (1)"
+    )
+    return made
+
+
+def carry_out(argv: list[str]) -> int:
+    """Trains all of them, and prints one table."""
+    args = parsed(parser(), argv)
+    if args.seeds < 1:
+        raise InputError(f"--seeds must be at least 1, not {args.seeds}.")
+    described = runs(args, args.algorithms)
+    out = args.out or new_folder("compare")
+
+    from pfedme.cli.results import show_comparison
+    from pfedme.cli.screen.bars import Bar
+    from pfedme.cli.screen.federations import print_notes
+    from pfedme.engine.devices import keep_compiled_programs
+    from pfedme.runs.run import load
+    from pfedme.training.compare import compare
+    from pfedme.training.track import parse_trackers
+
+    keep_compiled_programs()
+    track = parse_trackers(args.track)
+    rounds = [run.rounds for run in described]
+    with Bar(total=sum(rounds) * args.seeds if all(rounds) else None) as bar:
+        comparison = compare(described, args.seeds, out, force=args.force, watch=bar, track=track)
+    status = show_comparison(comparison, out, as_json=args.json)
+    if not args.json:
+        print_notes(load(described[0].data).notes)
+    return status

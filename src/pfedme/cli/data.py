@@ -1,0 +1,55 @@
+"""`pfedme data describe`: what a federation looks like."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from pfedme.cli.options import add_data, add_debug, add_json, add_out, new_parser, parsed, source
+from pfedme.errors import unknown
+
+EXAMPLES = """\
+examples:
+  pfedme data describe                          the paper's synthetic federation
+  pfedme data describe --data synthetic:alpha=1,beta=1,clients=30
+  pfedme data describe --data mnist:partition=released
+  pfedme data describe --data patients.csv --client hospital --label outcome --out described"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options of `pfedme data describe`."""
+    made = new_parser("data describe", "Describes a federation.", EXAMPLES)
+    add_data(made)
+    add_out(made, "folder for a picture of each client's labels")
+    add_json(made, "print the description as JSON")
+    add_debug(made)
+    return made
+
+
+def carry_out(argv: list[str]) -> int:
+    """Describes a federation."""
+    if argv[:1] not in (["describe"], ["-h"], ["--help"]):
+        raise unknown("data command", argv[0] if argv else "", ["describe"])
+    args = parsed(parser(), argv[1:] if argv[0] == "describe" else argv)
+
+    from pfedme.cli.screen.bars import waiting
+    from pfedme.cli.screen.federations import print_description
+    from pfedme.files import atomic_write, refuse_file, writing
+    from pfedme.report.describe import describe
+    from pfedme.report.spread import labels_figure
+
+    if args.out:
+        refuse_file(args.out)
+    with waiting(f"reading {args.data}"):
+        federation = source(args).load()
+    with waiting("describing it"):
+        description = describe(federation)
+    if args.out:
+        with writing(args.out):
+            args.out.mkdir(parents=True, exist_ok=True)
+            atomic_write(args.out / "labels.png", labels_figure(federation))
+    if args.json:
+        print(json.dumps({"data": args.data, **description}))
+    else:
+        print_description(args.data, description, federation)
+    return 0

@@ -1,0 +1,130 @@
+"""Options that commands share: where rows come from, what a specification's fields are, what is printed."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from pfedme.core.spec import choices, field_docs, field_types, metavar
+from pfedme.errors import InputError, unknown
+
+if TYPE_CHECKING:
+    from pfedme.data import Source
+
+AS_JSON = "print the result as JSON on standard output"
+PERSONALIZE = "auto, or auto:steps=200,...: each client finds its own λ and whether joining pays"
+
+Options = argparse.ArgumentParser | argparse._ArgumentGroup
+"""What options are added to."""
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are ours."""
+
+    def error(self, message: str) -> NoReturn:
+        raise InputError(f"{message[:1].upper()}{message[1:]}; see '{self.prog} --help'.")
+
+
+def new_parser(command: str, description: str, examples: str) -> Parser:
+    """A parser without options; `examples` end its help."""
+    return Parser(
+        prog=f"pfedme {command}", description=description, epilog=examples,
+        formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
+    )  # fmt: skip
+
+
+def parsed(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace:
+    """The arguments; raises an error that names what is like an unknown option."""
+    args, rest = parser.parse_known_args(argv)
+    if not rest:
+        return args
+    if not rest[0].startswith("-"):
+        raise InputError(f"'{rest[0]}' was not expected; see '{parser.prog} --help'.")
+    known = [s for action in parser._actions for s in action.option_strings if s.startswith("--")]
+    raise unknown("option", rest[0].partition("=")[0], known)
+
+
+def flag(field: str) -> str:
+    """The option that sets a field.
+
+    >>> flag("eval_every")
+    '--eval-every'
+    """
+    return f"--{field.replace('_', '-')}"
+
+
+def help_of(owner: type) -> dict[str, str]:
+    """The help of each field of a specification, in one line."""
+    return {name: " ".join(text.split()).replace("%", "%%") for name, text in field_docs(owner).items()}
+
+
+def add_field(
+    options: Options,
+    owner: type,
+    field: str,
+    option: str | None = None,
+    *,
+    before: str = "",
+    after: str = "",
+    dest: str | None = None,
+) -> None:
+    """Adds the option that sets a field of a specification; its help lists the values of a choice."""
+    kind = field_types(owner)[field]
+    shown, names = metavar(kind), choices(kind)
+    listed = f" One of {', '.join(names)}." if names and "{" not in shown else ""
+    text = before + help_of(owner)[field] + listed + after
+    options.add_argument(option or flag(field), dest=dest or field, metavar=shown, help=text)
+
+
+def add_data(options: Parser, default: str | None = "synthetic", what: str = "the federation") -> None:
+    """Adds the options that say where rows come from."""
+    options.add_argument(
+        "--data", default=default, help=f"{what}: a name, with options after a colon, or the path of a table"
+    )
+    add_table(options, "tables of your own")
+
+
+def add_table(options: Parser, title: str, without: str = "") -> None:
+    """Adds the options that say what a table is like, all but that of the field `without`."""
+    from pfedme.data.table import OPTIONS, Table
+
+    group, docs = options.add_argument_group(title), help_of(Table)
+    for field in docs:
+        if field not in OPTIONS or field == without:
+            continue
+        default, dest = getattr(Table, field), f"table_{field}"
+        if default is False:
+            group.add_argument(
+                OPTIONS[field], dest=dest, action="store_const", const="true", help=docs[field]
+            )
+        else:
+            shown = f" ({default})" if default not in (None, ()) else ""
+            add_field(group, Table, field, OPTIONS[field], after=shown, dest=dest)
+
+
+def source(args: argparse.Namespace, inherited: Source | None = None) -> Source:
+    """Where the rows come from; what is not said about a table is as in the `inherited` one."""
+    from pfedme.data import BUILT_IN, parse_data
+    from pfedme.data.table import OPTIONS, Table
+
+    given = {field: getattr(args, f"table_{field}") for field in OPTIONS}
+    if isinstance(inherited, Table) and args.data.partition(":")[0] not in BUILT_IN:
+        own = {field: getattr(inherited, field) for field in OPTIONS if field != "test"}
+        given = {field: value if value is not None else own.get(field) for field, value in given.items()}
+    return parse_data(args.data, given)
+
+
+def add_out(options: Options, what: str, default: Path | None = None) -> None:
+    """Adds `--out`, a folder."""
+    options.add_argument("--out", type=Path, metavar="DIR", default=default, help=what)
+
+
+def add_json(options: Options, what: str = AS_JSON) -> None:
+    """Adds `--json`."""
+    options.add_argument("--json", action="store_true", help=what)
+
+
+def add_debug(options: Options) -> None:
+    """Adds `--debug`, which `pfedme.cli.main` looks at."""
+    options.add_argument("--debug", action="store_true", help="show the traceback of an error")

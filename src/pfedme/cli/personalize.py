@@ -1,0 +1,81 @@
+"""`pfedme personalize`: the right model for each client of a finished run, or for newcomers."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from pfedme.cli.interrupts import rest_is_done_by
+from pfedme.cli.options import (
+    PERSONALIZE,
+    add_data,
+    add_debug,
+    add_json,
+    add_out,
+    new_parser,
+    parsed,
+    source,
+)
+from pfedme.errors import InputError
+
+EXAMPLES = """\
+examples:
+  pfedme personalize runs/my-run                its clients: alone, global, fine-tuned or their own λ
+  pfedme personalize runs/my-run --data synthetic:clients=10,seed=1 --out newcomers
+  pfedme personalize runs/my-run --personalize auto:steps=200,folds=3"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options of `pfedme personalize`."""
+    about = "Finds the right model for each client of a finished run, or for newcomers."
+    made = new_parser("personalize", about, EXAMPLES)
+    made.add_argument("run", metavar="RUN", type=Path, help="the folder of a finished run")
+    add_data(made, None, "newcomers, a federation that took no part (if not given, the run's clients)")
+    made.add_argument("--personalize", metavar="HOW", help=PERSONALIZE)
+    add_out(made, "folder for the results; the run's own if not given")
+    add_json(made)
+    add_debug(made)
+    return made
+
+
+def carry_out(argv: list[str]) -> int:
+    """Finds the models, writes them and prints what they are worth."""
+    args = parsed(parser(), argv)
+    out = _folder(args)
+
+    from pfedme.arguments import how
+    from pfedme.cli.results import print_offered
+    from pfedme.cli.screen.bars import Steps
+    from pfedme.engine.devices import keep_compiled_programs
+    from pfedme.personalization.afterwards import offer, write_page
+    from pfedme.personalization.finished import FinishedRun
+
+    keep_compiled_programs()
+    chosen = how(args.personalize or None)
+    with rest_is_done_by(["personalize", *argv]):
+        finished = FinishedRun.open(args.run)
+        newcomers = source(args, finished.run.data) if args.data else None
+        with Steps() as steps:
+            offered = offer(finished, chosen, newcomers, out=out, watch=steps)
+        write_page(args.run, out, newcomers)
+    if args.json:
+        print(json.dumps({"out": str(out), **offered.to_json()}))
+        return 0
+    print_offered(offered, out)
+    if newcomers is not None:
+        print(f"Report: {out}/report.html")
+    return 0
+
+
+def _folder(args: argparse.Namespace) -> Path:
+    """The folder for the results, which is the run's own for its own clients only."""
+    from pfedme.files import refuse_file
+
+    if args.data and not args.out:
+        raise InputError("Newcomers' models need a folder of their own: give --out DIR.")
+    out = args.out or args.run
+    refuse_file(out)
+    if args.data and (out / "record.json").exists():
+        raise InputError(f"{out} holds a run; newcomers' models need a folder of their own.")
+    return out

@@ -1,0 +1,53 @@
+"""The commands, in the order of the help page. A command's module is imported only when it is given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command; its module has `parser()` and `carry_out(argv)`, which returns the exit status."""
+
+    name: str
+    help: str
+    """What it does, in one line."""
+    module: str
+    """Its dotted name."""
+
+
+COMMANDS = {
+    command.name: command
+    for command in (
+        Command("run", "train one algorithm on a federation", "pfedme.cli.run"),
+        Command(
+            "compare",
+            "train several algorithms on the same data and compare them in one table",
+            "pfedme.cli.compare",
+        ),
+        Command(
+            "personalize",
+            "find the right model for each client of a run, or for newcomers",
+            "pfedme.cli.personalize",
+        ),
+        Command("tune", "search for hyperparameters on validation rows", "pfedme.cli.tune"),
+        Command("data", "describe a federation", "pfedme.cli.data"),
+        Command(
+            "reproduce", "carry out the paper's experiments and judge its claims", "pfedme.cli.reproduce"
+        ),
+        Command(
+            "study", "measure what joining is worth, and how often the verdict is wrong", "pfedme.cli.study"
+        ),
+        Command("report", "put runs and comparisons on one HTML page", "pfedme.cli.report"),
+        Command(
+            "export",
+            "write a client's model, or the shared one, to a folder of its own",
+            "pfedme.cli.export",
+        ),
+        Command("predict", "predict the rows of a table with an exported model", "pfedme.cli.predict"),
+        Command("keys", "create the keys of a server and of clients on other machines", "pfedme.cli.keys"),
+        Command("server", "train with clients on their own machines", "pfedme.cli.server"),
+        Command("client", "take part with a table that stays on this machine", "pfedme.cli.client"),
+        Command("resume", "resume an interrupted run or comparison", "pfedme.cli.resume"),
+    )
+}

@@ -1,0 +1,1 @@
+"""What a person sees: progress while something is under way, tables and sentences at the end."""

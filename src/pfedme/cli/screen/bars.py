@@ -1,0 +1,128 @@
+"""Progress on standard error: a live bar on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from pfedme.cli.screen.numbers import accuracies, scaled
+from pfedme.livebar import Live
+from pfedme.report import tables
+
+if TYPE_CHECKING:
+    from pfedme.training.execute import Progress as Step
+    from pfedme.tuning.tune import Step as SearchStep
+
+PATIENCE_S = 2.0
+"""Seconds without a word."""
+LINE_EVERY_S = 2.0
+"""Seconds between two lines where there is no terminal."""
+
+
+class TrainingBar(Live):
+    """Progress of something that trains, on standard error."""
+
+    def __init__(self, what: str, total: int | None = None) -> None:
+        super().__init__(what, total, Console(stderr=True))
+        self.said = time.monotonic()
+
+    def pilot(self, name: str, round: int) -> None:
+        """Shows that it is being found out how long `name` takes."""
+        self.show(f"{name:<8}", round, None, ["finding out how long to train"])
+        self.say(f"{name}: finding out how long to train, round {round}")
+
+    def say(self, line: str, *, always: bool = False) -> None:
+        """Prints a line where there is no bar, unless one was printed a moment ago."""
+        if not self.live and (always or time.monotonic() - self.said >= LINE_EVERY_S):
+            self.said = time.monotonic()
+            print(line, file=sys.stderr, flush=True)
+
+
+class Bar(TrainingBar):
+    """Progress over all rounds of one or several runs; `total` is None if they train until they have
+    converged."""
+
+    def __init__(self, total: int | None) -> None:
+        super().__init__("", total)
+        self.total, self.entry = total, {}
+        self.rounds: dict[int, int] = {}  # of each run, now
+        self.before: dict[int, int] = {}  # and when it was first heard of, as when it is resumed
+
+    def __call__(self, name: str, place: int, step: Step) -> None:
+        """Shows that run number `place`, called `name`, has come to `step`."""
+        if step.pilot:
+            self.pilot(name, step.round)
+            return
+        self.rounds[place] = step.round
+        self.before.setdefault(place, step.round)
+        done = sum(self.rounds.values())
+        if step.entry:
+            self.entry = step.entry
+        found = [accuracies(self.entry, kinds) for kinds in (tables.KINDS, ("global", "personal"))]
+        found += [accuracies(self.entry, (kind,)) for kind in reversed(tables.KINDS)]
+        total = self.total or (step.rounds if len(self.rounds) == 1 else None)
+        left = self.show(f"{name:<8}", done, total, list(filter(None, found)), sum(self.before.values()))
+        if step.entry:
+            of_all = f"/{step.rounds}" if step.rounds else ""
+            after = f", {left}" if left else ""
+            ended = step.round in (0, step.rounds)
+            self.say(f"{name} round {step.round}{of_all}: {found[0]}{after}", always=ended)
+
+
+class SearchBar(TrainingBar):
+    """Progress over the trials of a search, with the best score so far."""
+
+    def __init__(self) -> None:
+        super().__init__("trials")
+        self.before: int | None = None  # trials that had finished when the search was taken up again
+
+    def __call__(self, step: SearchStep) -> None:
+        """Shows how far the search has come."""
+        what = step.measure
+        best = ""
+        if step.best is not None:
+            best = "best " + what.pattern.format(scaled(what, step.best))
+        done = step.finished + step.round / step.rounds
+        if self.before is None:
+            self.before = step.finished
+        left = self.show("trials", done, step.trials, [best], self.before)
+        said = [f"trial {step.finished + 1}/{step.trials} round {step.round}/{step.rounds}", best, left]
+        self.say(", ".join(filter(None, said)))
+
+
+class Steps(Live):
+    """Progress over a few long steps, on standard error."""
+
+    def __init__(self) -> None:
+        super().__init__("", 1, Console(stderr=True))
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        """Shows that `done` of `total` steps are done and that `what` comes next."""
+        self.show(what, done, total)
+        if not self.live and done < total:
+            print(f"{what}: step {done + 1} of {total}", file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def waiting(what: str) -> Iterator[Callable[[str], None]]:
+    """A sign of life on standard error after two seconds; what it yields changes the text on a terminal."""
+    # A copy of it, because what polars says there is held back while a table is read.
+    with os.fdopen(os.dup(2), "w") as said:
+        status = Console(file=said).status(what) if said.isatty() else None
+        start = status.start if status else lambda: print(f"{what} ...", file=said, flush=True)
+        timer = threading.Timer(PATIENCE_S, start)
+        timer.start()
+        try:
+            yield status.update if status else lambda _: None
+        finally:
+            timer.cancel()
+            timer.join()
+            if status:
+                status.stop()

@@ -1,0 +1,70 @@
+"""What a federation looks like, and what is odd about it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.markup import escape
+
+from pfedme.cli.screen.layout import plain_table, print_table, standard_output
+from pfedme.cli.screen.numbers import measured
+from pfedme.report import description as words
+
+if TYPE_CHECKING:
+    from pfedme.data.federation import Federation
+
+MOST_NOTES = 8
+"""Notes on a table that are printed after a run."""
+
+
+def print_description(name: str, description: dict[str, Any], federation: Federation) -> None:
+    """Prints what a federation looks like."""
+    console = standard_output()
+    table = plain_table(name, ["", ""], _in_words(description))
+    table.show_header, table.columns[-1].no_wrap = False, False
+    console.print(table)
+    for title, header, rows in words.tables(description, federation):
+        safe = [[escape(cell) for cell in row] for row in rows]
+        print_table(console, title, [escape(name) for name in header], safe, header[3:-1], wrap_last=True)
+    for warning in description["warnings"]:
+        console.print(f"Note: {warning}", highlight=False, markup=False)
+
+
+def _in_words(d: dict[str, Any]) -> list[tuple[str, str]]:
+    """What there is to say about a federation, each with its name."""
+    sizes = d["rows_per_client"]
+    return [
+        ("clients", f"{d['clients']:,}"),
+        ("rows", f"{d['rows']:,} ({d['train_rows']:,} to train on, {d['test_rows']:,} to test on)"),
+        ("rows per client", f"{sizes['min']:,} to {sizes['max']:,}, median {sizes['median']:,.0f}"),
+        ("features", f"{d['features']:,}"),
+        *words.about_task(d),
+        *_about_labels(d),
+        *([("rows are", d["note"])] if d["note"] else []),
+        *words.about_clients(d),
+    ]
+
+
+def print_notes(notes: Sequence[str]) -> None:
+    """Prints the first notes on how a table was read and what looks wrong in it."""
+    console = standard_output()
+    for note in notes[:MOST_NOTES]:
+        console.print(f"Note: {note}", highlight=False, markup=False, soft_wrap=True)
+    if len(notes) > MOST_NOTES:
+        console.print(
+            f"And {len(notes) - MOST_NOTES} more notes: see 'pfedme data describe'.", soft_wrap=True
+        )
+
+
+def _about_labels(d: dict[str, Any]) -> list[tuple[str, str]]:
+    """What labels there are, and how they are spread over clients."""
+    if d["classes"]:
+        own = d["labels_per_client"]
+        spread = f"{own['min']}" if own["min"] == own["max"] else f"{own['min']} to {own['max']}"
+        return [("classes", f"{d['classes']}"), ("labels per client", spread)]
+    label, mean, std = d["label"], d["label_mean_per_client"], d["label_std_per_client"]
+    ranges = (f"{measured(v['min'])} to {measured(v['max'])}" for v in (label, mean, std))
+    whole = f"mean {measured(label['mean'])}, standard deviation {measured(label['std'])}"
+    names = ("label (a number)", "its mean in a client", "its deviation in a client")
+    return [(name, told) for name, told in zip(names, ranges, strict=True)] + [("over all rows", whole)]

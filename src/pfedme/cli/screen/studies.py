@@ -1,0 +1,55 @@
+"""The results of studies, and of the paper's experiments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from pfedme.cli.screen.layout import print_table, standard_output
+
+if TYPE_CHECKING:
+    from pfedme.experiments.finding import Finding
+    from pfedme.experiments.gain import Row
+    from pfedme.experiments.verdicts import Summary
+
+
+def print_gain(rows: Sequence[Row], out: Path) -> None:
+    """Prints what joining is worth on each federation."""
+    methods = ("alone", "global", "fine-tuned", "pfedme", "recommended")
+    header = ["federation", *(f"{m} %" for m in methods), "harmed %"]
+    cells = [
+        [row.setting.name, *(f"{row.mean[m]:.2f}" for m in methods), f"{row.harmed:.1f}"] for row in rows
+    ]
+    console = standard_output()
+    print_table(console, "client mean of test accuracy", header, cells)
+    console.print(f"What it means: {out}/gain.md   Table: {out}/results/gain.csv", soft_wrap=True)
+
+
+def print_verdicts(found: Sequence[Summary], out: Path) -> None:
+    """Prints how often the verdict was given, and was false, on each kind of federation."""
+    header = ["federation", "true gain", "yes", "no", "false", "interval holds the truth", "of"]
+    rows = [
+        [s.setting.name, f"{s.gain:+.2f}", *map(str, (s.yes, s.no, s.false, s.covered, s.repetitions))]
+        for s in found
+    ]
+    console = standard_output()
+    print_table(console, "verdicts on federations whose truth is known", header, rows)
+    console.print(f"What it means: {out}/results/verdict.md   All: {out}/results/verdict.csv", soft_wrap=True)
+
+
+def print_findings(findings: Sequence[Finding], out: Path) -> None:
+    """Prints each claim with its verdict, and where the results are."""
+    console = Console()
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False)
+    table.add_column("claim")
+    table.add_column("verdict")
+    for finding in findings:
+        table.add_row(finding.claim, finding.verdict)
+    console.print(table)
+    page = out / "audit.md"
+    console.print(f"Results in {out / 'results'}" + (f", every number in {page}." if page.exists() else "."))

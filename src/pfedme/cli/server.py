@@ -1,0 +1,99 @@
+"""`pfedme server`: training with clients on their own machines."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from pfedme.cli.deployment import add_trust, need_flower
+from pfedme.cli.options import Parser, add_debug, add_json, add_out, flag, help_of, new_parser, parsed
+from pfedme.cli.training import (
+    ALGORITHM,
+    JSON_ALONE,
+    OUT,
+    add_hyperparameters,
+    add_model,
+    add_record,
+    algorithms,
+    new_folder,
+)
+from pfedme.deploy.plan import OWN, PORT, Plan
+
+EXAMPLES = """\
+examples:
+  pfedme server --algorithm pfedme --lam 15 --rounds 50 --cohort 5 --min-clients 5 --keys keys --out runs/fed
+  pfedme server --resume runs/fed               after a stop, from the last round
+  pfedme server --insecure --min-clients 2      on this machine only, to try it"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options of `pfedme server`."""
+    made = new_parser("server", "Trains with clients on their own machines.", EXAMPLES)
+    docs = help_of(Plan)
+    add = made.add_argument
+    add_model(made)
+    add("--rounds", type=int, metavar="N", default=100, help=docs["rounds"] + " (100)")
+    add("--cohort", type=int, metavar="N", help=docs["cohort"])
+    add("--seed", type=int, metavar="N", default=0, help=docs["seed"] + " (0)")
+    add_out(made, OUT)
+    add_record(made, docs["eval_every"])
+    add_json(made, JSON_ALONE)
+    add_debug(made)
+    add_hyperparameters(made)
+    add("--algorithm", default="pfedme", help=f"{ALGORITHM} (pfedme)")
+    _add_own(made)
+    add("--listen", metavar="HOST:PORT", help=f"address that clients connect to (0.0.0.0:{PORT})")
+    add(
+        "--resume", type=Path, metavar="DIR",
+        help="resume the run in this folder; only --listen, --json and the options of trust can be given too",
+    )  # fmt: skip
+    add_trust(made, "folder of the server's certificate and of clients' public keys, from 'pfedme keys'")
+    return made
+
+
+def _add_own(parser: Parser) -> None:
+    """Adds the options that only a server with clients elsewhere has."""
+    docs = help_of(Plan)
+    for name in OWN:
+        default = getattr(Plan, name)
+        shown = "" if default is None else f" ({default:g})"
+        kind = int if isinstance(default, int | None) else float
+        parser.add_argument(flag(name), type=kind, default=default, help=docs[name] + shown)
+
+
+def carry_out(argv: list[str]) -> int:
+    """Trains, or resumes a training, and prints the result."""
+    made = parser()
+    args = parsed(made, argv)
+    need_flower("server")
+
+    from pfedme.deploy import commands
+    from pfedme.engine.devices import keep_compiled_programs
+
+    keep_compiled_programs()
+    plan = None
+    if args.resume is None:
+        (algorithm,) = algorithms(args, [args.algorithm])
+        plan = commands.plan_of(args, algorithm)
+        args.out = args.out or new_folder(f"server-{algorithm.name}")
+    else:
+        commands.refuse_changes(args, made.parse_args([]))
+    record, out = commands.server(args, plan, argv)
+    _show(record, out, as_json=args.json)
+    return 0
+
+
+def _show(record: dict[str, Any], out: Path, *, as_json: bool) -> None:
+    """Prints the result; without scores where no client has shared any."""
+    from pfedme.cli.screen.runs import print_run
+    from pfedme.deploy.serve import summary
+
+    if as_json:
+        told = {key: record[key] for key in ("final", "timing", "deployment")}
+        print(json.dumps({"out": str(out), **told}))
+    elif any(kind in record["final"] for kind in ("global", "local", "personal")):
+        print_run(record, out, None)
+    else:
+        print("\n".join(summary(record, out)))

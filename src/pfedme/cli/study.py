@@ -1,0 +1,93 @@
+"""`pfedme study`: what joining is worth, and how often the verdict is wrong."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import shlex
+from pathlib import Path
+
+from pfedme.cli.interrupts import same_command_resumes
+from pfedme.cli.options import add_debug, add_json, add_out, new_parser, parsed
+from pfedme.errors import Interrupted, unknown
+
+EXAMPLES = """\
+examples:
+  pfedme study gain --quick                     a few minutes, one seed
+  pfedme study gain --out docs                  docs/gain.md and docs/results/gain.csv
+  pfedme study verdict --out docs               docs/results/verdict.md: how often the verdict is wrong"""
+ABOUT = {
+    "gain": "Measures what joining is worth to clients, on a range of federations.",
+    "verdict": "Measures how often the verdict is wrong, on federations whose truth is known.",
+}
+QUICK = {"gain": "a fifth of the rounds and steps, one seed", "verdict": "10 repetitions instead of 200"}
+
+
+def parser(study: str = "gain") -> argparse.ArgumentParser:
+    """The options of a study."""
+    made = new_parser(f"study {study}", ABOUT[study], EXAMPLES)
+    made.add_argument("--quick", action="store_true", help=QUICK[study])
+    add_out(made, "folder for the results (study)", Path("study"))
+    add_json(made, "print the table as JSON on standard output")
+    add_debug(made)
+    return made
+
+
+def carry_out(argv: list[str]) -> int:
+    """Carries out the study that is named."""
+    if argv[:1] in (["-h"], ["--help"]):
+        argv = ["gain", *argv]
+    name = argv[0] if argv else ""
+    if name not in ABOUT:
+        raise unknown("study", name, ABOUT)
+    args = parsed(parser(name), argv[1:])
+
+    from pfedme.engine.devices import keep_compiled_programs
+    from pfedme.files import refuse_file
+
+    keep_compiled_programs()
+    refuse_file(args.out)
+    words = ["study", name, *(["--quick"] if args.quick else [])]
+    return {"gain": _gain, "verdict": _verdict}[name](args, words)
+
+
+def _gain(args: argparse.Namespace, words: list[str]) -> int:
+    """What joining is worth."""
+    from pfedme.cli.screen.bars import Steps
+    from pfedme.cli.screen.studies import print_gain
+    from pfedme.experiments import gain
+    from pfedme.experiments.study import Study
+
+    study = Study(args.out, shlex.join(["pfedme", *words]))
+    try:
+        with Steps() as steps:
+            rows = gain.study_gain(study, gain.QUICK if args.quick else gain.FULL, steps)
+    except KeyboardInterrupt:
+        return same_command_resumes([*words, "--out", str(args.out)])
+    if args.json:
+        print(json.dumps({"out": str(args.out), "federations": {r.setting.name: r.mean for r in rows}}))
+    else:
+        print_gain(rows, args.out)
+    return 0
+
+
+def _verdict(args: argparse.Namespace, words: list[str]) -> int:
+    """How often the verdict is wrong."""
+    from pfedme.cli.screen.bars import Steps
+    from pfedme.cli.screen.studies import print_verdicts
+    from pfedme.experiments.study import Study
+    from pfedme.experiments.verdicts import study_verdicts
+
+    study = Study(args.out, shlex.join(["pfedme", *words]))
+    try:
+        with Steps() as steps:
+            found = study_verdicts(study, 10 if args.quick else 200, steps)
+    except KeyboardInterrupt:
+        raise Interrupted(None, "nothing was written") from None
+    if args.json:
+        federations = {s.setting.name: dataclasses.asdict(s) | {"setting": s.setting.about} for s in found}
+        print(json.dumps({"out": str(args.out), "federations": federations}))
+    else:
+        print_verdicts(found, args.out)
+    return 0

@@ -1,0 +1,165 @@
+"""What commands that train share: the options of a run and of every algorithm, and what they describe."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from pfedme.algorithms import ALGORITHMS, Algorithm
+from pfedme.arguments import given_in
+from pfedme.cli.options import (
+    Options,
+    Parser,
+    add_data,
+    add_debug,
+    add_field,
+    add_json,
+    add_out,
+    flag,
+    help_of,
+    source,
+)
+from pfedme.core.models import parse_model
+from pfedme.core.spec import build, check, field_types, parse, to_json
+from pfedme.errors import InputError
+from pfedme.runs.run import CHOICES, NUMBERS, Run
+
+ALGORITHM = ", ".join(ALGORITHMS)
+JSON_ALONE = "print the result as JSON on standard output, and nothing else"
+OUT = "folder for the results; a new one below runs/ if not given"
+TRACK = "log the run to tensorboard or mlflow, with options after a colon; can be given several times"
+HYPERPARAMETERS = list(dict.fromkeys(name for cls in ALGORITHMS.values() for name in field_types(cls)))
+"""The names of all algorithms' fields, each once."""
+
+
+def add_recorded_training(parser: Parser) -> None:
+    """Adds the options of a training that is simulated and recorded."""
+    add_simulation(parser)
+    add_out(parser, OUT)
+    add_record(parser, help_of(Run)["eval_every"])
+    parser.add_argument("--track", action="append", default=[], metavar="TRACKER", help=TRACK)
+    add_json(parser, JSON_ALONE)
+    add_debug(parser)
+    add_hyperparameters(parser)
+
+
+def add_simulation(parser: Parser) -> None:
+    """Adds the options that say what is trained, on which rows and for how long."""
+    docs = help_of(Run)
+    add = parser.add_argument
+    add_data(parser)
+    add_model(parser)
+    add(
+        "--rounds", type=_rounds, metavar="N", default=0,
+        help="T: communication rounds, or auto: until the loss on validation rows has stopped falling (auto)",
+    )  # fmt: skip
+    add("--budget", type=int, metavar="N", default=Run.budget, help=f"{docs['budget']} ({Run.budget})")
+    add("--quarter-at", metavar="N-...", help=docs["quarter_at"])
+    add("--cohort", type=int, metavar="N", help=docs["cohort"])
+    add("--seed", type=int, metavar="N", default=0, help=docs["seed"] + " (0)")
+    add("--eval-clients", type=int, metavar="N", help=docs["eval_clients"])
+    for name in CHOICES:
+        add_field(parser, Run, name)
+
+
+def add_model(options: Options) -> None:
+    """Adds `--model`."""
+    options.add_argument(
+        "--model", default="mlr", help="mlr (softmax or ridge regression), dnn, or cnn for images (mlr)"
+    )
+
+
+def add_record(options: Options, eval_every: str) -> None:
+    """Adds the options of commands that leave a record of a run."""
+    options.add_argument("--eval-every", type=int, metavar="N", help=eval_every)
+    options.add_argument("--force", action="store_true", help="overwrite what the folder holds")
+
+
+def add_hyperparameters(parser: Parser) -> None:
+    """Adds an option for every hyperparameter, with the algorithms that have it and their defaults."""
+    group = parser.add_argument_group("hyperparameters")
+    for name in HYPERPARAMETERS:
+        owners = [cls for cls in ALGORITHMS.values() if name in field_types(cls)]
+        whose = "" if len(owners) == len(ALGORITHMS) else f"[{', '.join(cls.name for cls in owners)}] "
+        add_field(group, owners[0], name, before=whose, after=f" ({_defaults(owners, name)})")
+
+
+def _defaults(owners: Sequence[type[Algorithm]], name: str) -> str:
+    """The default of a hyperparameter; of each algorithm if they differ."""
+    defaults = {cls.name: str(getattr(cls, name)) for cls in owners}
+    if len(set(defaults.values())) == 1:
+        return next(iter(defaults.values()))
+    return ", ".join(f"{owner} {value}" for owner, value in defaults.items())
+
+
+def _rounds(text: str) -> int:
+    """A number of rounds; 0 for `auto`."""
+    if text == "auto":
+        return 0
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"must be auto or a whole number from 1 on, not '{text}'")
+    return int(text)
+
+
+def given_hyperparameters(args: argparse.Namespace) -> dict[str, str]:
+    """The hyperparameters that have options on the command line, as texts."""
+    return {name: value for name in HYPERPARAMETERS if (value := getattr(args, name)) is not None}
+
+
+def algorithms(args: argparse.Namespace, texts: Sequence[str]) -> list[Algorithm]:
+    """The algorithms that the command line describes; what one's own text gives comes before options."""
+    given = given_hyperparameters(args)
+    chosen = [parse(text, ALGORITHMS, "algorithm") for text in texts]
+    _refuse_foreign(given, chosen)
+    built = []
+    for text, algorithm in zip(texts, chosen, strict=True):
+        fields, own = field_types(type(algorithm)), given_in(text)
+        extra = {n: v for n, v in given.items() if n in fields and n not in own}
+        what = f"algorithm '{algorithm.name}'"
+        built.append(build(type(algorithm), {**to_json(algorithm), **extra}, what))
+    return built
+
+
+def _refuse_foreign(given: dict[str, str], chosen: Sequence[Algorithm]) -> None:
+    """Raises an error if a hyperparameter is given that none of the algorithms has."""
+    for name in given:
+        if not any(name in field_types(type(algorithm)) for algorithm in chosen):
+            raise InputError(
+                f"{flag(name)} is no option of {', '.join(a.name for a in chosen)}, whose hyperparameters "
+                f"are {', '.join(to_json(chosen[0]))}."
+            )
+
+
+def runs(args: argparse.Namespace, texts: Sequence[str]) -> list[Run]:
+    """The runs that the command line describes, one for each algorithm."""
+    quarters = _quarters(args.quarter_at)
+    chosen, data = algorithms(args, texts), source(args)
+    return [
+        check(
+            Run(
+                algorithm=algorithm, data=data, model=parse_model(args.model),
+                **{name: getattr(args, name) for name in (*NUMBERS, *CHOICES)},
+                budget=args.budget, quarter_at=quarters,
+            ),
+            "the run",
+        )
+        for algorithm in chosen
+    ]  # fmt: skip
+
+
+def _quarters(text: str | None) -> tuple[int, ...]:
+    """The rounds of `100-150`."""
+    parts = [] if text is None else text.split("-")
+    if not all(part.isdecimal() for part in parts):
+        raise InputError(f"--quarter-at must be rounds joined by '-', such as 100-150, not '{text}'.")
+    return tuple(map(int, parts))
+
+
+def new_folder(name: str) -> Path:
+    """A folder below runs/ that does not exist, named by the time."""
+    name = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    folders = (Path("runs") / (name if k == 1 else f"{name}-{k}") for k in itertools.count(1))
+    return next(folder for folder in folders if not folder.exists())
