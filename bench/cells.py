@@ -70,7 +70,7 @@ def ours(cell: Cell, algorithm: Algorithm, cohort: int, rounds: int) -> Callable
     def measure() -> float:
         begin = time.perf_counter()
         after, finite = simulation.advance(state, rounds)
-        jax.block_until_ready(after.w)
+        jax.block_until_ready(after.server)
         assert finite
         return (time.perf_counter() - begin) / rounds
 

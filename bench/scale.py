@@ -35,7 +35,7 @@ def main(clients: int) -> dict[str, float]:
     for _ in range(10):
         start = time.perf_counter()
         state, finite = simulation.advance(state, 10)
-        jax.block_until_ready(state.w)
+        jax.block_until_ready(state.server)
         assert finite
         times.append((time.perf_counter() - start) / 10)
     start = time.perf_counter()
