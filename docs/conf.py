@@ -37,13 +37,10 @@ maximum_signature_line_length = 80
 python_display_short_literal_types = True
 toc_object_entries_show_parents = "hide"
 
-# Types of other packages, and what is not for users, have no page here; the site is built without a network.
+# Types of other packages, and of what is not for users, have no page here; there is no network to ask.
 nitpick_ignore_regex = [
-    (r"py:.*", r"(jax|jaxlib|np|numpy|pl|polars|os|collections|typing|pathlib|optuna)(\..*)?"),
-    (r"py:.*", r"(Any|Callable|Literal|Sequence|Iterator|Path|T|Schema|Source|Description|dict\[str)"),
-    (r"py:.*", r"pfedme\.data\.(Source|(fitting|gaps|schema)\..*)"),
-    (r"py:.*", r"pfedme\.engine\.(metrics\..*|simulate\.Job)"),
-    (r"py:.*", r"pfedme\.(runs\.foreign|tuning\.search)\..*"),
+    (r"py:(class|obj|data)", r"(jax|jaxlib|np|numpy|pl|polars|os|collections|typing|pathlib|optuna)(\..*)?"),
+    (r"py:(class|obj)", r"(pfedme(\.\w+)+\.)?[A-Z]\w*|dict\[str"),
 ]
 
 html_theme = "furo"

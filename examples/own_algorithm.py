@@ -5,7 +5,8 @@ hyperparameters. It can be trained, compared, tuned, recorded and reported like 
 """
 
 import pfedme
-from pfedme import Algorithm, FedAvg, Models, Update, record
+from pfedme import Algorithm, Models, Update, record
+from pfedme.algorithms.base import sgd
 
 
 @record
@@ -18,9 +19,9 @@ class Cautious(Algorithm):
     """How much of its way a client goes."""
 
     def client_update(self, key, problem, w, state):
-        local = FedAvg(eta=self.eta, R=self.R, B=self.B).client_update(key, problem, w, state)
-        w_i = w + self.share * (local.upload - w)
-        return Update(w_i, state, Models(local=w_i), {})
+        w_i = sgd(key, problem, w, eta=self.eta, steps=self.R, B=self.B)
+        step = self.share * (w_i - w)  # what is sent; the server adds the mean to w
+        return Update(upload=step, state=state, models=Models(local=w + step), info={})
 
 
 data = "synthetic:clients=6,rows=60,features=5,classes=3"

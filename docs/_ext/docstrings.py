@@ -99,6 +99,8 @@ def converted(block: list[str]) -> list[str]:
     """A doctest as it is, an indented block (a formula, a command) literally, and a paragraph's marks
     rewritten."""
     first = block[0].lstrip()
+    if first == "Arguments:":
+        return [*arguments(block[1:]), ""]
     if first.startswith((">>>", ".. ", ":")):
         return [*block, ""]
     if block[0].startswith("    "):
@@ -106,6 +108,20 @@ def converted(block: list[str]) -> list[str]:
     if first.startswith("- "):
         return [*(marked(line) for line in block), ""]
     return [*(marked(line.strip()) for line in block), ""]
+
+
+def arguments(lines: list[str]) -> list[str]:
+    """A list of arguments as fields.
+
+    >>> arguments(["    key: randomness", "        of its own.", "    w: the model."])
+    [':param key: randomness', '    of its own.', ':param w: the model.']
+    """
+    fields = []
+    for line in lines:
+        name, colon, about = line.strip().partition(": ")
+        new = colon and name.isidentifier() and len(line) - len(line.lstrip()) == 4
+        fields.append(f":param {name}: {marked(about)}" if new else f"    {marked(line.strip())}")
+    return fields
 
 
 def marked(line: str) -> str:
