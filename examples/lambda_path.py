@@ -13,7 +13,8 @@ federation = Synthetic(clients=6, rows=60, features=5, classes=3).load()
 model = Network(features=5, classes=3)
 simulation = Simulation(FedAvg(R=5), model, federation, cohort=6)
 state, _ = simulation.advance(simulation.start(), 10)
-w = state.w
+w = simulation.shared(state)
+assert w is not None
 loss = simulation.store.problem(model, 0).sample(jax.random.key(0), 0)  # 0 stands for all rows
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
-SLOWER = ("compare", "export_and_predict", "newcomer", "personalization", "report", "tuning")
+SLOWER = ("compare", "export_and_predict", "newcomer", "own_table", "personalization", "report", "tuning")
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 
 
