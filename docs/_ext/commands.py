@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from sphinx.application import Sphinx
 
 
+FORMS = {"study": (("gain",), ("verdict",))}
+"""What the parsers of commands with several forms are asked for by."""
+
+
 class Command(NamedTuple):
     """A command, and the parser of each of its forms."""
 
@@ -33,15 +37,14 @@ def commands() -> list[Command]:
     except ModuleNotFoundError:
         return _commands_of_one_module()
     return [
-        Command(name, command.help, forms(importlib.import_module(command.module).parser()))
+        Command(name, command.help, parsers(name, importlib.import_module(command.module)))
         for name, command in registry.COMMANDS.items()
     ]
 
 
-def forms(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
-    """The parser, or those of its subcommands."""
-    nested = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
-    return [form for action in nested for form in action.choices.values()] or [parser]
+def parsers(name: str, module: Any) -> list[argparse.ArgumentParser]:
+    """The parser of a command, or of each of its forms."""
+    return [module.parser(*words) for words in FORMS.get(name, ((),))]
 
 
 def _commands_of_one_module() -> list[Command]:
@@ -75,9 +78,9 @@ def _commands_of_one_module() -> list[Command]:
     lines = [line.split(maxsplit=1) for line in listed[1].splitlines()]
     kept, cli._parse = cli._parse, stop  # type: ignore[assignment]
     try:
-        subs = {"data": ["describe"], "study": ["gain", "verdict"]}
+        known = {**FORMS, "data": (("describe",),)}
         return [
-            Command(name, about, [parser_of([name, *([sub] if sub else [])]) for sub in subs.get(name, [""])])
+            Command(name, about, [parser_of([name, *words]) for words in known.get(name, ((),))])
             for name, about in lines
         ]
     finally:
