@@ -54,3 +54,4 @@ html_theme_options = {
     "dark_css_variables": {"color-brand-primary": "#7fb2e8", "color-brand-content": "#7fb2e8"},
 }
 pygments_style = "friendly"
+highlight_language = "text"
