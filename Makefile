@@ -5,7 +5,7 @@ INSTALLED := .venv/.installed
 unexport PYTHONDONTWRITEBYTECODE  # the tests start many processes, which share their bytecode
 
 .PHONY: run test test-all test-live lint bench bench-peers bench-table bench-clipping bench-federation \
-        real-tables attack clean
+        real-tables attack docs wheel check-wheel clean
 
 run: $(INSTALLED)
 	$(BIN)/pfedme compare \
@@ -50,6 +50,19 @@ real-tables: $(INSTALLED)  # docs/results/tables.md is its output
 attack: $(INSTALLED)  # docs/results/attack.md is its output
 	@$(BIN)/python tests/attack.py
 
+docs: $(INSTALLED)  # the site is written to docs/_build/html
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	rm -rf docs/_build
+	$(BIN)/sphinx-build -q -n -W --keep-going -b html -d docs/_build/doctrees docs docs/_build/html
+	$(BIN)/python docs/_ext/check.py docs/_build/html
+
+wheel: $(INSTALLED)
+	rm -rf build dist
+	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist .
+
+check-wheel: wheel
+	PYTHON='$(PYTHON)' tests/wheel.sh
+
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "pfedme needs Python 3.11 or newer; set PYTHON=...")'
 	$(PYTHON) -m venv .venv
@@ -58,4 +71,4 @@ $(INSTALLED): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf .venv .venv-peers build dist src/*.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-peers build dist docs/_build docs/commands src/*.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -18,7 +18,7 @@ experiments of this repository find. A verdict is computed from the numbers besi
 of the claim does, *holds in part* if some do, *not visible* if the measurement cannot tell. "As released" is
 the behaviour of the code that was published with the paper, "as written" that of its text;
 [fidelity.md](fidelity.md) lists the differences. Accuracies are in percent over all clients' test rows, with
-95 % intervals over seeds. Tables, figures and CSV files are in [results/](results/).
+95 % intervals over seeds. Tables, figures and CSV files are in [results](results/README.md).
 """
 
 
@@ -55,15 +55,18 @@ def data_finding(scale: Scale) -> Finding:
 
 def page(findings: Sequence[Finding], footer: str) -> str:
     """docs/audit.md."""
-    overview = markdown(
-        ["claim", "verdict"], [[f"[{f.claim}](#{_anchor(f.claim)})", f.verdict] for f in findings]
-    )
+    overview = markdown(["claim", "verdict"], [[_linked(f.claim), f.verdict] for f in findings])
     parts = [
         f"\n## {f.claim}\n\n**Claim.** {f.statement}\n\n**Experiment.** {f.experiment}\n\n"
         f"**Numbers.** {f.numbers}\n\n**Verdict: {f.verdict}.** {f.explanation}\n"
         for f in findings
     ]
     return f"{ABOUT}\n{overview}{''.join(parts)}{footer}"
+
+
+def _linked(title: str) -> str:
+    """A link to a heading, for a cell of a table."""
+    return f"[{title.replace('|', chr(92) + '|')}](#{_anchor(title)})"
 
 
 def _anchor(title: str) -> str:

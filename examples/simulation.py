@@ -1,0 +1,23 @@
+"""Round by round.
+
+`Simulation` is what the commands run on. It keeps no state of its own: from a state and a number of rounds
+comes the next state, so that you can look at the models in between, go back, or branch.
+"""
+
+from pfedme import Network, PFedMe, Synthetic
+from pfedme.engine.simulate import Simulation
+
+federation = Synthetic(clients=6, rows=60, features=5, classes=3).load()
+model = Network(features=5, classes=3)
+simulation = Simulation(PFedMe(lam=5.0, R=5), model, federation, cohort=3)
+
+state = simulation.start()
+for _ in range(3):
+    state, finite = simulation.advance(state, 5)
+    assert finite
+    evaluation, models = simulation.evaluate(state)
+    scores = evaluation.entry()
+    print(state.t, scores["global"]["accuracy"], scores["personal"]["accuracy"])
+
+assert models.personal is not None
+print("θ of client 0:", models.personal[0].ravel())
