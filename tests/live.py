@@ -30,7 +30,8 @@ from pfedme.deploy import keys
 from pfedme.deploy.processes import free_port
 from pfedme.export import load, model_of
 from pfedme.runs.run import Run
-from pfedme.training.execute import Result, execute
+from pfedme.training.execute import execute
+from pfedme.training.execution import Result
 
 NAMES = ("east", "north", "south", "süd-west", "west")
 LABEL = "sick"

@@ -17,7 +17,8 @@ from pfedme.core.models import parse_model
 from pfedme.core.spec import build
 from pfedme.data.synthetic import Synthetic
 from pfedme.runs.run import Run
-from pfedme.training.execute import Progress, execute
+from pfedme.training.execute import execute
+from pfedme.training.execution import Progress
 
 DATA = Synthetic(clients=4, rows=40, features=5, classes=3)
 

@@ -28,7 +28,7 @@ from pfedme.data import BUILT_IN
 from pfedme.data.synthetic import Synthetic
 from pfedme.errors import InputError
 from pfedme.runs.run import Run
-from pfedme.training.execute import Progress
+from pfedme.training.execution import Progress
 
 
 def run_python(code: str, *argv: str) -> subprocess.CompletedProcess[str]:

@@ -32,8 +32,9 @@ from pfedme.algorithms.base import Cohort
 from pfedme.core.spec import check, field_docs, field_types
 from pfedme.core.tree import Params
 from pfedme.data.federation import Federation
-from pfedme.engine.simulate import Simulation, State, server_key
-from pfedme.training.execute import compilation
+from pfedme.engine.exchange import server_key
+from pfedme.engine.simulate import Simulation, State
+from pfedme.training.timing import compilation
 
 N = len(RAGGED)
 every_algorithm = pytest.mark.parametrize("cls", ALGORITHMS.values(), ids=ALGORITHMS)

@@ -26,7 +26,7 @@ from pfedme.experiments.reproduce import EXPERIMENTS, KNOWN, expand, reproduce
 from pfedme.experiments.study import Estimate, PlannedRun, Study, best, last
 from pfedme.runs.folder import Folder
 from pfedme.training.compare import Watch
-from pfedme.training.execute import Progress
+from pfedme.training.execution import Progress
 
 VERDICTS = {"holds", "holds in part", "does not hold", "not visible"}
 

@@ -35,7 +35,7 @@ from pfedme.report.html.page import page as rendered
 from pfedme.report.html.read import read
 from pfedme.runs.run import Run
 from pfedme.training.compare import carry_out_plan
-from pfedme.training.execute import Wanted
+from pfedme.training.execution import Wanted
 
 ASSETS = Path(str(html.__file__)).parent
 DATA = "synthetic:clients=14,features=5,classes=3,rows=24,alpha=1,beta=1"

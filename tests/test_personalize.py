@@ -23,26 +23,25 @@ from pfedme.core.tree import Params
 from pfedme.data import parse_data
 from pfedme.data.federation import Federation, Part
 from pfedme.engine.choices import (
-    Candidate,
     Personalize,
-    Personalized,
     candidates,
     choose,
     lambda_path,
-    paired,
     personalize,
     rounds_to_choice,
     row_score,
     with_own_lambdas,
 )
 from pfedme.engine.metrics import Blocks, Outcomes, outcomes, over_clients
+from pfedme.engine.personalized import Candidate, Personalized, paired
 from pfedme.engine.simulate import Simulation, Store
 from pfedme.errors import InputError, Interrupted
 from pfedme.experiments import gain
 from pfedme.experiments.study import Study
 from pfedme.personalization.finished import FinishedRun, newcomer_curve, summary
 from pfedme.runs.run import Run
-from pfedme.training.execute import Progress, execute, resume
+from pfedme.training.execute import execute, resume
+from pfedme.training.execution import Progress
 
 HOW = Personalize(steps=3, eta=0.03, folds=3, B=4)
 SMALL = "synthetic:clients=6,rows=16,features=4,classes=3"

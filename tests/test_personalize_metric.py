@@ -21,8 +21,9 @@ from pfedme.cli import main
 from pfedme.core.models import Network
 from pfedme.core.tree import Params
 from pfedme.data.federation import Federation
-from pfedme.engine.choices import Personalize, Personalized, personalize
+from pfedme.engine.choices import Personalize, personalize
 from pfedme.engine.measure import ACCURACY, AUC, MEASURES, R2
+from pfedme.engine.personalized import Personalized
 from pfedme.personalization.finished import FinishedRun, clients_csv, document, methods, newcomer_curve
 from pfedme.report.gain import gain_figure
 from pfedme.report.tables import offer_sentences

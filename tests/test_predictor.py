@@ -18,7 +18,7 @@ from pfedme.cli import main
 from pfedme.data.schema import Schema
 from pfedme.engine.metrics import Blocks, outcomes
 from pfedme.errors import InputError
-from pfedme.training.execute import Result
+from pfedme.training.execution import Result
 
 QUICK = pfedme.PFedMe(lam=5.0, eta=0.05, R=3, K=2, B=8)
 

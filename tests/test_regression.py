@@ -41,23 +41,17 @@ from pfedme.core.spec import build
 from pfedme.core.tree import Params
 from pfedme.data.federation import Federation
 from pfedme.data.table import Table
-from pfedme.engine.choices import (
-    Candidate,
-    Personalize,
-    choose,
-    lambda_path,
-    personalize,
-    row_score,
-    with_own_lambdas,
-)
+from pfedme.engine.choices import Personalize, choose, lambda_path, personalize, row_score, with_own_lambdas
 from pfedme.engine.metrics import Blocks, outcomes
+from pfedme.engine.personalized import Candidate
 from pfedme.engine.simulate import Simulation, Store
 from pfedme.errors import InputError
 from pfedme.personalization.finished import summary
 from pfedme.report.describe import describe
 from pfedme.runs.folder import Folder
 from pfedme.runs.run import Run
-from pfedme.training.execute import Progress, execute
+from pfedme.training.execute import execute
+from pfedme.training.execution import Progress
 from pfedme.training.pilot import with_l2
 
 every_algorithm = pytest.mark.parametrize("cls", ALGORITHMS.values(), ids=ALGORITHMS)

@@ -25,7 +25,7 @@ from pfedme.report.tables import (
     rows,
     sentences,
 )
-from pfedme.training.execute import Progress
+from pfedme.training.execution import Progress
 
 
 def entry(round: int = 10, **accuracy: float | None) -> dict[str, Any]:

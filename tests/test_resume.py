@@ -16,7 +16,8 @@ from pfedme.cli import main
 from pfedme.errors import InputError
 from pfedme.runs.run import Run
 from pfedme.training.compare import compare
-from pfedme.training.execute import Progress, execute, resume
+from pfedme.training.execute import execute, resume
+from pfedme.training.execution import Progress
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from pfedme.cli.screen.layout import print_table
 from pfedme.engine.measure import MEASURES, MetricName
 from pfedme.livebar import BAR, Live, Pace, in_words
 from pfedme.training.compare import Comparison
-from pfedme.training.execute import Progress
+from pfedme.training.execution import Progress
 
 few = settings(derandomize=True, deadline=None, max_examples=60)
 

@@ -16,7 +16,7 @@ from pfedme.errors import Interrupted
 from pfedme.runs.folder import Folder
 from pfedme.runs.run import Run
 from pfedme.training.compare import carry_out_plan
-from pfedme.training.execute import Progress
+from pfedme.training.execution import Progress
 
 
 def simulation(algorithm: Algorithm, seed: int, l2: float = 0.01) -> Simulation:

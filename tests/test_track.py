@@ -24,7 +24,8 @@ from pfedme.core.models import MLR
 from pfedme.data.table import Table
 from pfedme.errors import Diverged, InputError, Interrupted, RunError
 from pfedme.training.compare import compare
-from pfedme.training.execute import Progress, execute, resume
+from pfedme.training.execute import execute, resume
+from pfedme.training.execution import Progress
 from pfedme.training.track import parse_trackers
 from pfedme.training.trackers import Mlflow
 

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from pfedme.cli import main
-from pfedme.engine.choices import paired
 from pfedme.engine.measure import ACCURACY, MEASURES, Measure
+from pfedme.engine.personalized import paired
 from pfedme.engine.verdict import LEVEL, PERCENT, Verdict, interval, judge, least_noise, row_noise
 from pfedme.experiments import verdicts
 from pfedme.runs.folder import Folder

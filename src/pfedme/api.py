@@ -15,7 +15,7 @@ from pfedme.algorithms import Algorithm
 from pfedme.core.models import Description, Model
 from pfedme.data import Source
 from pfedme.engine.choices import Personalize
-from pfedme.engine.simulate import first_model
+from pfedme.engine.exchange import first_model
 from pfedme.errors import InputError
 from pfedme.personalization.afterwards import Offer, offer, write_page
 from pfedme.personalization.finished import FinishedRun
@@ -24,7 +24,8 @@ from pfedme.report.tables import header, rows
 from pfedme.runs.run import Run
 from pfedme.training.compare import Comparison
 from pfedme.training.compare import compare as carry_out_comparison
-from pfedme.training.execute import Progress, Result, execute
+from pfedme.training.execute import execute
+from pfedme.training.execution import Progress, Result
 
 if TYPE_CHECKING:
     from pfedme.tuning.tune import Tuning

@@ -22,14 +22,15 @@ from pfedme.deploy.log import one_line
 from pfedme.deploy.messages import Content
 from pfedme.deploy.plan import Plan
 from pfedme.deploy.server import Progress, Server, Stopped
+from pfedme.engine.evaluation import Evaluation
 from pfedme.engine.metrics import Scores, Spread
-from pfedme.engine.simulate import Evaluation
 from pfedme.errors import InputError, RunError
 from pfedme.files import atomic_write, writing
+from pfedme.runs.clients_file import clients_csv
+from pfedme.runs.environment import environment
 from pfedme.runs.folder import Folder, models_file
 from pfedme.runs.ledger import ledger_csv
 from pfedme.runs.run import Run
-from pfedme.training.execute import clients_csv, environment
 
 LEDGER = "ledger.csv"
 LOG = "server.log"

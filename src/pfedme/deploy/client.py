@@ -35,8 +35,10 @@ from pfedme.deploy.messages import SHARED, Content, Refusal, Words, misfit
 from pfedme.deploy.pins import Pins
 from pfedme.deploy.plan import Plan, offered
 from pfedme.deploy.policy import LONGEST_TEXT, Policy
+from pfedme.engine.evaluation import Evaluation
+from pfedme.engine.exchange import Exchange, exchange
 from pfedme.engine.metrics import Scores
-from pfedme.engine.simulate import Evaluation, Exchange, Simulation, exchange
+from pfedme.engine.simulate import Simulation
 from pfedme.errors import InputError
 from pfedme.export import Predictor
 from pfedme.files import atomic_write, writing

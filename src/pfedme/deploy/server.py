@@ -22,7 +22,8 @@ from pfedme.deploy.agreement import Agreement, agree
 from pfedme.deploy.judge import TRAILING, Upload, clipped, scores_shape, unfit
 from pfedme.deploy.messages import GONE, SHARED, UNBOUND, Content, Kind, Reply, Words
 from pfedme.deploy.plan import Plan
-from pfedme.engine.simulate import Exchange, draw_cohort, exchange, first_server, server_key
+from pfedme.engine.exchange import Exchange, exchange, first_server, server_key
+from pfedme.engine.simulate import draw_cohort
 from pfedme.errors import RunError
 from pfedme.runs.ledger import Part
 

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Annotated, ClassVar, NamedTuple
+from typing import Annotated, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -30,16 +30,9 @@ from pfedme.data.federation import Federation
 from pfedme.engine.devices import over_devices, padded, replicate
 from pfedme.engine.measure import ACCURACY, R2, Measure
 from pfedme.engine.metrics import Blocks, Outcomes, Spread, outcomes, score
+from pfedme.engine.personalized import Candidate, Personalized
 from pfedme.engine.rowmetrics import Value
 from pfedme.engine.simulate import Simulation, State, Store
-from pfedme.engine.verdict import (
-    SHARES,
-    Gains,
-    Verdict,
-    judge,
-    least_noise,
-    row_noise,
-)
 
 PATH = (100.0, 30.0, 10.0, 3.0, 1.0, 0.3, 0.1, 0.03, 0.01)
 """The λ between ∞ and 0."""
@@ -67,20 +60,6 @@ class Personalize:
     """A less shared model must be better by so many standard errors on the rows to choose by."""
 
 
-class Candidate(NamedTuple):
-    """A model that a client can have, the more shared the earlier in the list."""
-
-    name: str
-    """`global`, `personal` for a λ of the path, `given` for the run's own λ, `fine-tuned`, or `alone`."""
-    lam: float
-    steps: int = 0
-
-    @property
-    def label(self) -> str:
-        """The name, with λ where there are several."""
-        return f"λ = {self.lam:g}" if self.name in ("personal", "given") else self.name
-
-
 def candidates(how: Personalize, given: float | None = None) -> list[Candidate]:
     """All models that a client chooses from; `given` is the λ of a pFedMe run.
 
@@ -95,141 +74,6 @@ def candidates(how: Personalize, given: float | None = None) -> list[Candidate]:
         Candidate("fine-tuned", 0.0, how.steps),
         Candidate("alone", 0.0),
     ]
-
-
-@dataclasses.dataclass(frozen=True)
-class Personalized:
-    """Every client's models and choice."""
-
-    candidates: list[Candidate]
-    choice: np.ndarray
-    """The candidate that each client has chosen, by its place in the list."""
-    joined: np.ndarray
-    """The one that it would choose if training alone were no choice."""
-    score: np.ndarray
-    """The mean `row_score` of each candidate (column) on the rows that each client (row) chooses by; NaN if
-    there are none."""
-    theta: Params
-    """The chosen models, fitted on all training rows, stacked."""
-    right: np.ndarray
-    """Whether each candidate (column) is right about each test row; of a quantity, 1 − (z − y)²/σ² with the
-    variance σ² of all test rows' labels, whose mean is R²."""
-    owner: np.ndarray
-    """The client of each test row."""
-    improving: bool = False
-    """Whether the loss of the shared or of the clients' own models was still falling when training ended."""
-    metric: Measure | None = None
-    """What models are judged by, if that is neither accuracy nor R²."""
-    values: Mapping[str, Value] = dataclasses.field(default_factory=dict)
-    """This metric of each method on the test rows, by its name as in `of`."""
-
-    @property
-    def usual(self) -> Measure:
-        """What `right` tells: accuracy, or R²."""
-        return ACCURACY if self.right.dtype == bool else R2
-
-    @property
-    def measure(self) -> Measure:
-        """What models are judged by."""
-        return self.metric or self.usual
-
-    @property
-    def clients(self) -> int:
-        """N."""
-        return len(self.choice)
-
-    def of(self, name: str) -> np.ndarray:
-        """Whether a method is right about each test row: a candidate by its name, `recommended` for what each
-        client has chosen, `own-lambda` for what it would choose if training alone were no choice."""
-        if name in ("recommended", "own-lambda"):
-            chosen = self.choice if name == "recommended" else self.joined
-            return self.right[np.arange(len(self.owner)), chosen[self.owner]]
-        (place,) = [k for k, c in enumerate(self.candidates) if c.name == name]
-        return self.right[:, place]
-
-    @property
-    def recommended(self) -> np.ndarray:
-        """Whether its client's chosen model is right about each test row."""
-        return self.of("recommended")
-
-    @property
-    def lam(self) -> np.ndarray:
-        """The λ that each client chose: ∞ for the global model, 0 for its own."""
-        return np.array([c.lam for c in self.candidates])[self.choice]
-
-    def accuracy(self, right: np.ndarray) -> np.ndarray:
-        """Each client's accuracy; NaN for one without test rows."""
-        correct = np.bincount(self.owner, right, self.clients)
-        return np.where(self.tested, correct / np.maximum(self.rows, 1), np.nan)
-
-    def own(self, name: str) -> np.ndarray:
-        """Each client's score with a method, by the measure; NaN where it is undefined."""
-        return self.values[name].own if self.metric else self.accuracy(self.of(name))
-
-    @property
-    def rows(self) -> np.ndarray:
-        """How many test rows each client has."""
-        return np.bincount(self.owner, minlength=self.clients)
-
-    @property
-    def tested(self) -> np.ndarray:
-        """Which clients have test rows."""
-        return self.rows > 0
-
-    def gains(self, name: str) -> Gains:
-        """What each client gains over a method by the measure; NaN where that is undefined.
-
-        Of accuracy and R² the noise is paired over the client's test rows. Of another metric it is what a
-        comparison takes, as if the two models erred independently.
-        """
-        if self.metric is None:
-            gain, half = self.gain(self.of(name))
-            return Gains(np.where(self.tested, gain, np.nan), half / 1.96)
-        mine, other = self.own("recommended"), self.own(name)
-        gain = self.metric.orientation * (mine - other)
-        if self.metric.key not in SHARES:
-            return Gains(gain)
-        return Gains(gain, row_noise(mine, other, self.rows), least_noise(gain, self.rows))
-
-    def verdict(self) -> Verdict:
-        """Whether the recommended models are better than alone, by the measure."""
-        noise = None if self.metric else self.gains("alone").noise
-        return judge(
-            self.own("recommended"), self.own("alone"), rows=self.rows, noise=noise,
-            improving=self.improving, measure=self.measure, name="the models that clients choose",
-        )  # fmt: skip
-
-    def harmed(self, right: np.ndarray) -> np.ndarray:
-        """Which clients a method leaves more than one point below alone, beyond their own interval."""
-        gain, interval = paired(right, self.of("alone"), self.owner, self.clients)
-        return gain < -0.01 - interval
-
-    def gain(self, over: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """How much more accurate the recommended model is for each client, with the half-width of a 95 %
-        interval, paired over the client's test rows."""
-        return paired(self.recommended, over, self.owner, self.clients)
-
-
-def paired(
-    mine: np.ndarray, theirs: np.ndarray, owner: np.ndarray, clients: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Each client's accuracy by `mine` less that by `theirs`, and 1.96 standard errors of that if there were
-    no difference (McNemar's).
-
-    With b rows where only one is right and c where only the other is, n rows in all: (b − c)/n, and
-    √(b + c + 1)/n, in which the 1 stands for what a few rows that agree cannot rule out. Around a large
-    difference this is wider than need be. Where rows have numbers instead, it is Student's interval of their
-    differences without its degrees of freedom.
-    """
-    n = np.maximum(np.bincount(owner, minlength=clients), 1)
-    if mine.dtype != bool:
-        apart = mine - theirs
-        mean = np.bincount(owner, apart, clients) / n
-        square = np.bincount(owner, (apart - mean[owner]) ** 2, clients)
-        return mean, 1.96 * np.sqrt((square + mean**2) / (np.maximum(n - 1, 1) * n))
-    b = np.bincount(owner, mine & ~theirs, clients)
-    c = np.bincount(owner, theirs & ~mine, clients)
-    return (b - c) / n, 1.96 * np.sqrt(b + c + 1) / n
 
 
 def choose(score: np.ndarray, owner: np.ndarray, clients: int, caution: float | np.ndarray) -> np.ndarray:

@@ -7,7 +7,8 @@ from typing import Any
 import jax
 
 from pfedme.algorithms import Algorithm
-from pfedme.engine.simulate import Simulation, exchange
+from pfedme.engine.exchange import exchange
+from pfedme.engine.simulate import Simulation
 
 
 def gradients(algorithm: Algorithm) -> int | None:

@@ -8,7 +8,7 @@ leave every client's computation as it was.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -24,18 +24,15 @@ from pfedme.core.problem import Order, Problem
 from pfedme.core.tree import Params
 from pfedme.data.federation import Federation, Part
 from pfedme.engine.devices import over_devices, padded, replicate
-from pfedme.engine.metrics import Blocks, Scores, Spread, score, summary
-from pfedme.engine.rowmetrics import ClassRows
+from pfedme.engine.evaluation import Evaluation
+from pfedme.engine.exchange import CODEC, first_model, first_server, server_key
+from pfedme.engine.metrics import Blocks, Scores, Spread, score
 from pfedme.errors import InputError
 
 T = TypeVar("T")
 
 MOST_ROUNDS = 64
 """The most rounds in one call of the compiled program; the result does not depend on it."""
-
-FIRST_MODELS, CODEC, SERVER = 2**32 - 1, 2**32 - 3, 2**32 - 4
-"""Where keys for the first models, for codecs and for the server come from; no round and no client has these
-numbers."""
 
 CACHE_BYTES = 2**23
 """What the models of all clients at work may take for several runs to be faster together than in turn."""
@@ -49,62 +46,6 @@ class State(NamedTuple):
     """What the server keeps between rounds: mostly w."""
     clients: Any
     """What each client keeps between rounds, stacked; () if nothing."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Evaluation:
-    """Scores of each model that exists, `global`, `local` and `personal`, on test (or validation) and on
-    training rows."""
-
-    round: int
-    clients: np.ndarray
-    """The clients that were evaluated, by their places in the federation."""
-    test: dict[str, Scores]
-    train: dict[str, Scores]
-    """Empty if training rows were left out."""
-    info: dict[str, np.ndarray]
-
-    def entry(
-        self, metric: str = "", *, full: bool = False, thresholds: Mapping[str, float] | None = None
-    ) -> dict[str, Any]:
-        """This evaluation as an entry of the record's history, judged by `metric`; `full` at the end.
-        `thresholds` has those of the models that have one."""
-        entry: dict[str, Any] = {"round": self.round} | ({"metric": metric} if metric else {})
-        entry |= {
-            kind: summary(
-                test, self.train.get(kind), metric=metric, full=full, threshold=(thresholds or {}).get(kind)
-            )
-            for kind, test in self.test.items()
-        }
-        if "inner_residual" in self.info:
-            entry["inner"] = {
-                "residual": float(self.info["inner_residual"].mean()),
-                "residual_max": float(self.info["inner_residual"].max()),
-                "steps": float(self.info["inner_steps"].mean()),
-            }
-        other = {name: values for name, values in self.info.items() if not name.startswith("inner_")}
-        if other:
-            entry["info"] = {
-                name: {"mean": float(values.mean()), "max": float(values.max())}
-                for name, values in other.items()
-            }
-        return entry
-
-    def thresholds(self) -> dict[str, float]:
-        """Of two classes, the threshold of each model for the rarer one that is best on the rows of this
-        evaluation, which should be validation rows; nothing if rows were not kept."""
-        kept = {kind: test.rows for kind, test in self.test.items()}
-        return {
-            kind: rows.best_threshold()
-            for kind, rows in kept.items()
-            if isinstance(rows, ClassRows) and rows.classes == 2
-        }
-
-    @property
-    def finite(self) -> bool:
-        """Whether every loss, and every number about the computation, is finite."""
-        losses = [s.loss for s in (*self.test.values(), *self.train.values())]
-        return all(np.isfinite(numbers).all() for numbers in (*losses, *self.info.values()))
 
 
 @partial(
@@ -296,52 +237,6 @@ class Simulation:
         first, B = first_model(self.model, self.seed), self.algorithm.B
         first = first.map(lambda leaf: leaf.astype(self.store.x.dtype))
         return float(_smoothness(self.model, self.store, self.key, first, who, B or 256))
-
-
-def first_model(model: Model, seed: int, number: int = 0) -> Params:
-    """w before the first round; with a `number`, another one for an algorithm that has several."""
-    key = jax.random.fold_in(jax.random.key(seed), FIRST_MODELS)
-    return model.init(jax.random.fold_in(key, number) if number else key)
-
-
-def first_server(algorithm: Algorithm, model: Model, seed: int, clients: int) -> Any:
-    """What the server keeps before the first round."""
-    key = jax.random.fold_in(jax.random.key(seed), SERVER)
-    return algorithm.begin(key, lambda number: first_model(model, seed, number), clients)
-
-
-class Exchange(NamedTuple):
-    """The shapes of what the server and a client exchange in a round."""
-
-    server: Any
-    """What the server keeps."""
-    sent: Any
-    state: Any
-    """What the client keeps."""
-    message: Any
-    """What the client sends, encoded."""
-
-
-def exchange(algorithm: Algorithm, model: Model, features: int, clients: int) -> Exchange:
-    """The shapes of what is exchanged in a federation of so many clients with rows of so many features."""
-    one = jax.ShapeDtypeStruct((), np.int32)
-    x = jax.ShapeDtypeStruct((1, features), np.float32)
-    y = jax.ShapeDtypeStruct((1,), np.float32 if model.classes == 0 else np.int32)
-
-    def round(key: jax.Array, x: jax.Array, y: jax.Array, i: jax.Array) -> Exchange:
-        server = algorithm.begin(key, lambda number: model.init(key), clients)
-        sent = algorithm.send(server, i)
-        state = algorithm.init(sent)
-        problem = Problem(model, x, y, i, i, i, i, 1, algorithm.batches)
-        update = algorithm.client_update(key, problem, sent, state)
-        return Exchange(server, sent, state, algorithm.codec.encode(key, update.upload))
-
-    return jax.eval_shape(round, jax.random.key(0), x, y, one)
-
-
-def server_key(seed_key: jax.Array, t: Any) -> jax.Array:
-    """The server's own randomness in round t."""
-    return jax.random.fold_in(jax.random.fold_in(seed_key, SERVER), t)
 
 
 @partial(jax.jit, static_argnames="clients")

@@ -18,7 +18,7 @@ from pfedme.files import atomic_write, writing
 from pfedme.runs.folder import Folder
 from pfedme.runs.run import Run
 from pfedme.training.compare import Watch, carry_out_plan
-from pfedme.training.execute import Progress, Wanted
+from pfedme.training.execution import Progress, Wanted
 
 
 @dataclasses.dataclass(frozen=True)

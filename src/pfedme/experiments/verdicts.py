@@ -16,14 +16,15 @@ from pfedme.algorithms import Alone, FedAvg, PFedMe
 from pfedme.core.models import MLR, Model
 from pfedme.core.tree import Params
 from pfedme.data.federation import Federation
+from pfedme.engine.exchange import first_model
 from pfedme.engine.measure import ACCURACY
-from pfedme.engine.simulate import first_model
 from pfedme.engine.verdict import Verdict
 from pfedme.experiments.study import Study, markdown
 from pfedme.personalization.finished import Watch
 from pfedme.runs.run import Run
 from pfedme.runs.scores import KINDS, Scored, between, preferred
-from pfedme.training.execute import Result, execute
+from pfedme.training.execute import execute
+from pfedme.training.execution import Result
 
 FIRST_SEED = 1000
 """Of the repetitions; none below was looked at when the rule was made."""

@@ -8,7 +8,8 @@ from typing import Any
 
 from pfedme.data import Source
 from pfedme.data.federation import Federation
-from pfedme.engine.choices import Personalize, Personalized
+from pfedme.engine.choices import Personalize
+from pfedme.engine.personalized import Personalized
 from pfedme.personalization.finished import (
     FinishedRun,
     Level,

@@ -23,10 +23,12 @@ from pfedme.core.tree import Params
 from pfedme.data import Source
 from pfedme.data.federation import Federation
 from pfedme.data.table import Table
-from pfedme.engine.choices import Personalize, Personalized, personalize
+from pfedme.engine.choices import Personalize, personalize
+from pfedme.engine.exchange import first_model
 from pfedme.engine.measure import ACCURACY, MEASURES, Measure, metric_for
 from pfedme.engine.metrics import over_clients
-from pfedme.engine.simulate import Simulation, State, first_model
+from pfedme.engine.personalized import Personalized
+from pfedme.engine.simulate import Simulation, State
 from pfedme.errors import Diverged, InputError
 from pfedme.files import atomic_write, writing
 from pfedme.runs.folder import Folder, models_file

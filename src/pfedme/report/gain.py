@@ -13,7 +13,7 @@ from pfedme.report.figures import COLOURS, DASHES, dress, png
 
 if TYPE_CHECKING:
     from pfedme.data.federation import Federation
-    from pfedme.engine.choices import Personalized
+    from pfedme.engine.personalized import Personalized
     from pfedme.personalization.finished import Level
 
 LINES = {"recommended": 0, "alone": 1, "global": 2, "fine-tuned": 3, "given": 4}

@@ -15,7 +15,7 @@ from pfedme.engine.metrics import mean_interval
 from pfedme.engine.verdict import PERCENT, Gains, Interval, Verdict, signed
 
 if TYPE_CHECKING:
-    from pfedme.engine.choices import Personalized
+    from pfedme.engine.personalized import Personalized
     from pfedme.personalization.finished import Level
 
 KINDS = ("global", "local", "personal")

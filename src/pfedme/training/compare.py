@@ -21,7 +21,8 @@ from pfedme.runs.folder import Folder
 from pfedme.runs.plan import PLAN, damaged, read_plan
 from pfedme.runs.run import Run
 from pfedme.runs.scores import verdict_of
-from pfedme.training.execute import EVERYTHING, Progress, Wanted, begin, carry_out, reopen
+from pfedme.training.execute import begin, carry_out, reopen
+from pfedme.training.execution import EVERYTHING, Progress, Wanted
 from pfedme.training.track import Tracking, described, from_json
 from pfedme.training.trackers import Tracker
 

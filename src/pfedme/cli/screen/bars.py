@@ -17,7 +17,7 @@ from pfedme.livebar import Live
 from pfedme.report import tables
 
 if TYPE_CHECKING:
-    from pfedme.training.execute import Progress as Step
+    from pfedme.training.execution import Progress as Step
     from pfedme.tuning.tune import Step as SearchStep
 
 PATIENCE_S = 2.0

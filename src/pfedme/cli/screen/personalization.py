@@ -13,8 +13,8 @@ from pfedme.personalization.finished import methods
 from pfedme.report import tables
 
 if TYPE_CHECKING:
-    from pfedme.engine.choices import Personalized
     from pfedme.engine.measure import Measure
+    from pfedme.engine.personalized import Personalized
     from pfedme.personalization.finished import Level
 
 

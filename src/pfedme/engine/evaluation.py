@@ -1,0 +1,68 @@
+"""The scores of all models after a round."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from pfedme.engine.metrics import Scores, summary
+from pfedme.engine.rowmetrics import ClassRows
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """Scores of each model that exists, `global`, `local` and `personal`, on test (or validation) and on
+    training rows."""
+
+    round: int
+    clients: np.ndarray
+    """The clients that were evaluated, by their places in the federation."""
+    test: dict[str, Scores]
+    train: dict[str, Scores]
+    """Empty if training rows were left out."""
+    info: dict[str, np.ndarray]
+
+    def entry(
+        self, metric: str = "", *, full: bool = False, thresholds: Mapping[str, float] | None = None
+    ) -> dict[str, Any]:
+        """This evaluation as an entry of the record's history, judged by `metric`; `full` at the end.
+        `thresholds` has those of the models that have one."""
+        entry: dict[str, Any] = {"round": self.round} | ({"metric": metric} if metric else {})
+        entry |= {
+            kind: summary(
+                test, self.train.get(kind), metric=metric, full=full, threshold=(thresholds or {}).get(kind)
+            )
+            for kind, test in self.test.items()
+        }
+        if "inner_residual" in self.info:
+            entry["inner"] = {
+                "residual": float(self.info["inner_residual"].mean()),
+                "residual_max": float(self.info["inner_residual"].max()),
+                "steps": float(self.info["inner_steps"].mean()),
+            }
+        other = {name: values for name, values in self.info.items() if not name.startswith("inner_")}
+        if other:
+            entry["info"] = {
+                name: {"mean": float(values.mean()), "max": float(values.max())}
+                for name, values in other.items()
+            }
+        return entry
+
+    def thresholds(self) -> dict[str, float]:
+        """Of two classes, the threshold of each model for the rarer one that is best on the rows of this
+        evaluation, which should be validation rows; nothing if rows were not kept."""
+        kept = {kind: test.rows for kind, test in self.test.items()}
+        return {
+            kind: rows.best_threshold()
+            for kind, rows in kept.items()
+            if isinstance(rows, ClassRows) and rows.classes == 2
+        }
+
+    @property
+    def finite(self) -> bool:
+        """Whether every loss, and every number about the computation, is finite."""
+        losses = [s.loss for s in (*self.test.values(), *self.train.values())]
+        return all(np.isfinite(numbers).all() for numbers in (*losses, *self.info.values()))

@@ -1,0 +1,63 @@
+"""What a server and a client exchange: where it begins, its shapes, and the server's own randomness."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from pfedme.algorithms import Algorithm
+from pfedme.core.models import Model
+from pfedme.core.problem import Problem
+from pfedme.core.tree import Params
+
+FIRST_MODELS, CODEC, SERVER = 2**32 - 1, 2**32 - 3, 2**32 - 4
+"""Where keys for the first models, for codecs and for the server come from; no round and no client has these
+numbers."""
+
+
+def first_model(model: Model, seed: int, number: int = 0) -> Params:
+    """w before the first round; with a `number`, another one for an algorithm that has several."""
+    key = jax.random.fold_in(jax.random.key(seed), FIRST_MODELS)
+    return model.init(jax.random.fold_in(key, number) if number else key)
+
+
+def first_server(algorithm: Algorithm, model: Model, seed: int, clients: int) -> Any:
+    """What the server keeps before the first round."""
+    key = jax.random.fold_in(jax.random.key(seed), SERVER)
+    return algorithm.begin(key, lambda number: first_model(model, seed, number), clients)
+
+
+class Exchange(NamedTuple):
+    """The shapes of what the server and a client exchange in a round."""
+
+    server: Any
+    """What the server keeps."""
+    sent: Any
+    state: Any
+    """What the client keeps."""
+    message: Any
+    """What the client sends, encoded."""
+
+
+def exchange(algorithm: Algorithm, model: Model, features: int, clients: int) -> Exchange:
+    """The shapes of what is exchanged in a federation of so many clients with rows of so many features."""
+    one = jax.ShapeDtypeStruct((), np.int32)
+    x = jax.ShapeDtypeStruct((1, features), np.float32)
+    y = jax.ShapeDtypeStruct((1,), np.float32 if model.classes == 0 else np.int32)
+
+    def round(key: jax.Array, x: jax.Array, y: jax.Array, i: jax.Array) -> Exchange:
+        server = algorithm.begin(key, lambda number: model.init(key), clients)
+        sent = algorithm.send(server, i)
+        state = algorithm.init(sent)
+        problem = Problem(model, x, y, i, i, i, i, 1, algorithm.batches)
+        update = algorithm.client_update(key, problem, sent, state)
+        return Exchange(server, sent, state, algorithm.codec.encode(key, update.upload))
+
+    return jax.eval_shape(round, jax.random.key(0), x, y, one)
+
+
+def server_key(seed_key: jax.Array, t: Any) -> jax.Array:
+    """The server's own randomness in round t."""
+    return jax.random.fold_in(jax.random.fold_in(seed_key, SERVER), t)
