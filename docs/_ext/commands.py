@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from docutils import nodes
 from sphinx.util.docutils import SphinxDirective
 
+from pfedme.cli.registry import COMMANDS
+
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
 
@@ -32,59 +34,15 @@ class Command(NamedTuple):
 @functools.cache
 def commands() -> list[Command]:
     """All commands, in the order of `pfedme --help`."""
-    try:
-        registry = importlib.import_module("pfedme.cli.registry")
-    except ModuleNotFoundError:
-        return _commands_of_one_module()
     return [
         Command(name, command.help, parsers(name, importlib.import_module(command.module)))
-        for name, command in registry.COMMANDS.items()
+        for name, command in COMMANDS.items()
     ]
 
 
 def parsers(name: str, module: Any) -> list[argparse.ArgumentParser]:
     """The parser of a command, or of each of its forms."""
     return [module.parser(*words) for words in FORMS.get(name, ((),))]
-
-
-def _commands_of_one_module() -> list[Command]:
-    """The same while pfedme.cli has no registry: each command is stopped when its parser is ready.
-
-    To be deleted with the `except` above once pfedme.cli.registry exists.
-    """
-    import contextlib
-    import io
-
-    from pfedme import cli
-
-    class Ready(Exception):
-        pass
-
-    def stop(parser: argparse.ArgumentParser, _: list[str]) -> None:
-        raise Ready(parser)
-
-    def parser_of(words: list[str]) -> argparse.ArgumentParser:
-        try:
-            cli._dispatch(words)
-        except Ready as ready:
-            return ready.args[0]
-        raise RuntimeError(f"pfedme {' '.join(words)} has no parser")
-
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said):
-        cli.main(["--help"])
-    listed = re.search(r"commands:\n(.*?)\n\n", said.getvalue(), re.DOTALL)
-    assert listed
-    lines = [line.split(maxsplit=1) for line in listed[1].splitlines()]
-    kept, cli._parse = cli._parse, stop  # type: ignore[assignment]
-    try:
-        known = {**FORMS, "data": (("describe",),)}
-        return [
-            Command(name, about, [parser_of([name, *words]) for words in known.get(name, ((),))])
-            for name, about in lines
-        ]
-    finally:
-        cli._parse = kept
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
