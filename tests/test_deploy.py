@@ -18,12 +18,14 @@ from pfedme.algorithms import Algorithm, Alone, FedAvg, FedAvgFT, PerFedAvg, PFe
 from pfedme.core.models import DNN, MLR
 from pfedme.data.table import Table
 from pfedme.deploy.book import DeploymentRecord, carry_out, note
+from pfedme.deploy.channel import Channel, Enough, never
 from pfedme.deploy.client import Client
 from pfedme.deploy.judge import scores_shape, unfit
 from pfedme.deploy.messages import GONE, Content, Kind, Refusal, Reply
 from pfedme.deploy.plan import Plan
 from pfedme.deploy.policy import Policy
-from pfedme.deploy.server import Channel, Enough, Server, Stopped, never
+from pfedme.deploy.progress import Stopped
+from pfedme.deploy.server import Server
 from pfedme.errors import InputError
 from pfedme.export import load, model_of
 from pfedme.runs.run import Run

@@ -19,7 +19,7 @@ from pfedme.cli import main
 from pfedme.core.models import MLR
 from pfedme.deploy.book import DeploymentRecord
 from pfedme.deploy.plan import Plan
-from pfedme.deploy.server import Stopped
+from pfedme.deploy.progress import Stopped
 from pfedme.runs.ledger import Outcome, Part, ledger_csv
 
 WORDS = ("counted", "dropped", "failed", "late", "absent")

@@ -23,7 +23,7 @@ from live import table as live_table
 
 from pfedme.algorithms import PFedMe
 from pfedme.cli import main
-from pfedme.deploy import connections, door, flower, join, keys, processes
+from pfedme.deploy import connections, create_keys, door, flower, join, keys, processes
 from pfedme.deploy.keeper import LOCK, descendants
 from pfedme.errors import InputError
 
@@ -250,8 +250,8 @@ def test_what_is_no_address_is_refused(text: str):
 
 
 def test_what_went_wrong_with_tls_is_told_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    keys.make(tmp_path / "keys", ["localhost"], ["north"])
-    keys.make(tmp_path / "others", ["localhost"], ["north"])
+    create_keys.make(tmp_path / "keys", ["localhost"], ["north"])
+    create_keys.make(tmp_path / "others", ["localhost"], ["north"])
     server = keys.server_keys(tmp_path / "keys")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.sslobject_class = connections.Handshake
@@ -285,7 +285,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder to work in, with a table and keys."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my.csv").write_text("a,b,outcome\n" + "".join(f"{i},{i % 3},{i % 2}\n" for i in range(20)))
-    keys.make(tmp_path / "keys", ["localhost"], ["north"])
+    create_keys.make(tmp_path / "keys", ["localhost"], ["north"])
     return tmp_path
 
 

@@ -36,7 +36,8 @@ from pfedme.deploy.client import Client
 from pfedme.deploy.messages import Content, Kind, Refusal, Reply, Words, sha256
 from pfedme.deploy.plan import Plan
 from pfedme.deploy.policy import Policy, read_policy
-from pfedme.deploy.server import Progress, Server
+from pfedme.deploy.progress import Progress
+from pfedme.deploy.server import Server
 from pfedme.engine.simulate import Simulation
 from pfedme.errors import InputError
 from pfedme.runs.ledger import Part, ledger_csv

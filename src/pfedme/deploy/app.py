@@ -24,13 +24,15 @@ from pfedme.core.spec import build, field_types
 from pfedme.data.schema import listed
 from pfedme.data.table import OPTIONS, Table
 from pfedme.deploy.book import DeploymentRecord, carry_out
+from pfedme.deploy.channel import Enough, never
 from pfedme.deploy.client import SCORES, Client
 from pfedme.deploy.door import write_limit
 from pfedme.deploy.log import MARK, one_line
 from pfedme.deploy.messages import GONE, Content, Kind, Refusal, Reply, Words
 from pfedme.deploy.plan import Plan
 from pfedme.deploy.policy import LONGEST_TEXT, Policy
-from pfedme.deploy.server import Enough, Progress, Server, never
+from pfedme.deploy.progress import Progress
+from pfedme.deploy.server import Server
 from pfedme.engine.cost import size_of
 from pfedme.engine.devices import keep_compiled_programs
 from pfedme.errors import InputError, RunError, unknown

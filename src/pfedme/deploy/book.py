@@ -21,7 +21,8 @@ from pfedme.deploy.agreement import Agreement
 from pfedme.deploy.log import one_line
 from pfedme.deploy.messages import Content
 from pfedme.deploy.plan import Plan
-from pfedme.deploy.server import Progress, Server, Stopped
+from pfedme.deploy.progress import Progress, Stopped
+from pfedme.deploy.server import Server
 from pfedme.engine.metrics import Scores, Spread
 from pfedme.engine.simulate import Evaluation
 from pfedme.errors import InputError, RunError

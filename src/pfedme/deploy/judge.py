@@ -16,11 +16,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from pfedme.core.tree import Params
+from pfedme.algorithms import Algorithm
+from pfedme.core.tree import Params, from_vectors, vector_shapes
 from pfedme.data.schema import Task
 from pfedme.deploy.agreement import MOST_ROWS
 from pfedme.deploy.log import one_line
-from pfedme.deploy.messages import Content, misfit
+from pfedme.deploy.messages import Content, Reply, misfit
 from pfedme.runs.ledger import Part
 
 TRAILING = 30
@@ -73,6 +74,27 @@ def unfit(content: Content, shapes: Mapping[str, Any], weighted: bool) -> str:
     if weighted and not (type(rows) is int and 0 < rows <= MOST_ROWS):
         return f"it claims {one_line(rows, 40)!r} rows"
     return ""
+
+
+def unanswered(part: Part, waited: float | None) -> Part:
+    """The part of a client that has not answered for so many seconds, or that was not there (None)."""
+    if waited is None:
+        return dataclasses.replace(part, outcome="absent", reason="it is not connected")
+    why = f"no reply within {round(waited, 1):g} seconds"
+    return dataclasses.replace(part, outcome="late", reason=why)
+
+
+def judged(part: Part, reply: Reply, algorithm: Algorithm, message: Any) -> tuple[Part, Upload | None]:
+    """What becomes of a client's part by its reply, which should be like `message`, and the upload in it if
+    that can be counted."""
+    if reply.content is None:
+        return dataclasses.replace(part, outcome="failed", reason=reply.error), None
+    weighted = algorithm.aggregation == "samples"
+    if why := unfit(reply.content, vector_shapes(message), weighted):
+        return dataclasses.replace(part, outcome="dropped", reason=why), None
+    rows = reply.content.words["rows"] if weighted else None
+    upload = Upload(algorithm.codec.decode(from_vectors(reply.content.arrays, message)), rows or 1)
+    return dataclasses.replace(part, norm=upload.norm, rows=rows), upload
 
 
 def usual_length(norms: Sequence[float], before: Sequence[float]) -> float:
