@@ -30,6 +30,8 @@ MOST_LOSS = 1e6
 """The largest loss of a row that is believed."""
 MANY_INFO, MOST_INFO = 16, 1e30
 """How many numbers about the computation a client may share, and how large they may be."""
+INNER = {"inner_residual", "inner_steps"}
+"""Numbers about the computation that come together or not at all."""
 PARTS, KINDS = ("test", "train"), ("global", "local", "personal")
 
 
@@ -134,6 +136,7 @@ def scores_shape(scores: Any, task: Task = "classification") -> tuple[Any, ...]:
         n = {part: _count(scores[f"n_{part}"]) for part in PARTS}
         info = scores["info"]
         named = len(info) <= MANY_INFO and all(name.isidentifier() and len(name) <= 40 for name in info)
+        named &= INNER & set(info) in (INNER, set())
         if not named or not all(abs(_number(value)) <= MOST_INFO for value in info.values()):
             return ()
         if not scores["test"] or set(scores["test"]) != set(scores["train"]):
