@@ -95,10 +95,10 @@ def understood(
     monkeypatch.setattr(Mnist, "load", stop)
     monkeypatch.setattr(Table, "load", stop)
     if importlib.util.find_spec("flwr"):
-        from pfedme.deploy import create_keys, join, serve
+        from pfedme.deploy import create_keys, serve, supervise_client
 
         monkeypatch.setattr(serve, "check", stop)
-        monkeypatch.setattr(join, "join", stop)
+        monkeypatch.setattr(supervise_client, "supervise", stop)
         create_keys.make(tmp_path / "keys", ["localhost"], ["north"])
         shutil.copytree(tmp_path / "keys/clients/north", tmp_path / "north")
         shutil.copy(tmp_path / "north/key.pub", tmp_path / "north.pub")

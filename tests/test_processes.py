@@ -23,8 +23,10 @@ from live import table as live_table
 
 from pfedme.algorithms import PFedMe
 from pfedme.cli import main
-from pfedme.deploy import connections, create_keys, door, flower, join, keys, processes
+from pfedme.cli import server as cli_server
+from pfedme.deploy import connections, create_keys, door, flower, keys, processes, supervise_client
 from pfedme.deploy.keeper import LOCK, descendants
+from pfedme.deploy.plan import Plan
 from pfedme.errors import InputError
 
 # A command with a child, one in a session of its own, a deaf one and an orphan; each leaves its number.
@@ -300,7 +302,7 @@ CLIENT = ["client", "--server", "127.0.0.1:9", "--data", "my.csv", "--label", "o
         ([*SERVER, "--algorithm", "alone"], "trains no shared model"),
         ([*SERVER, "--algorithm", "fedavg", "--lam", "3"], "--lam is no option of fedavg"),
         ([*SERVER, "--rechoose", "3"], "--rechoose"),
-        ([*SERVER, "--tries", "0"], "tries of the run must be at least 1"),
+        ([*SERVER, "--max-attempts", "0"], "max_attempts of the run must be at least 1"),
         ([*SERVER, "--deadline", "x"], "invalid float"),
         ([*SERVER, "--listen", "9092"], "--listen must be HOST:PORT"),
         ([*SERVER, "--listen", "127.0.0.2:9092"], "not good for 127.0.0.2"),
@@ -329,6 +331,16 @@ def test_wrong_arguments_end_at_once_with_a_sentence(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are found by /proc, which Linux has")
+@pytest.mark.parametrize("former", ["--far", "--tries", "--wait"])
+def test_options_go_by_their_former_names_too_which_help_does_not_show(former: str):
+    parser = cli_server.parser()
+    name = {"--far": "max_norm_ratio", "--tries": "max_attempts", "--wait": "join_timeout"}[former]
+    assert getattr(parser.parse_args([former, "7"]), name) == 7
+    assert getattr(parser.parse_args([]), name) == getattr(Plan, name)
+    assert f"--{name.replace('_', '-')}" in parser.format_help()
+    assert f"{former} " not in parser.format_help()
+
+
 def test_a_server_that_was_stopped_before_it_listened_is_begun_by_resume(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -418,12 +430,12 @@ def test_a_client_that_was_killed_is_let_in_again_at_once():
 
 def test_a_state_folder_has_one_client_at_a_time(tmp_path: Path):
     with (
-        join.at_work(tmp_path / "state"),
+        supervise_client.at_work(tmp_path / "state"),
         pytest.raises(InputError, match="Another process is at work in"),
-        join.at_work(tmp_path / "state"),
+        supervise_client.at_work(tmp_path / "state"),
     ):
         pass
-    with join.at_work(tmp_path / "state"):
+    with supervise_client.at_work(tmp_path / "state"):
         pass
 
 

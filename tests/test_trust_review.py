@@ -324,7 +324,7 @@ def test_who_is_never_bound_does_not_keep_the_others_waiting(
     monkeypatch.setattr(gather, "ASK_AGAIN_S", 0.0)
     room = Lying(owners(tmp_path, clients=3), tmp_path / "state", join=said)
     lines: list[str] = []
-    plan = dataclasses.replace(PLAN, wait=20.0)
+    plan = dataclasses.replace(PLAN, join_timeout=20.0)
     assert Server(plan, room, lines.append).begin().agreement.names == ("east", "south")
     assert any(line.startswith("Refused north: it did not accept the agreement") for line in lines)
 

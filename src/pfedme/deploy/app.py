@@ -23,7 +23,6 @@ from pfedme.core.models import parse_model
 from pfedme.core.spec import build, field_types
 from pfedme.data.schema import listed
 from pfedme.data.table import OPTIONS, Table
-from pfedme.deploy.book import DeploymentRecord, carry_out
 from pfedme.deploy.channel import Enough, never
 from pfedme.deploy.client import SCORES, Client
 from pfedme.deploy.door import write_limit
@@ -32,6 +31,7 @@ from pfedme.deploy.messages import GONE, Content, Kind, Refusal, Reply, Words
 from pfedme.deploy.plan import Plan
 from pfedme.deploy.policy import LONGEST_TEXT, Policy
 from pfedme.deploy.progress import Progress
+from pfedme.deploy.record import DeploymentRecord, carry_out
 from pfedme.deploy.server import Server
 from pfedme.engine.cost import size_of
 from pfedme.engine.devices import keep_compiled_programs
@@ -300,12 +300,12 @@ def main(grid: Grid, context: Context) -> None:
     names = None
     if file := config["names"]:
         names = {int(node): name for node, name in json.loads(Path(str(file)).read_text()).items()}
-    book = DeploymentRecord(plan, out, str(config["command"]) or "flwr run")
+    record = DeploymentRecord(plan, out, str(config["command"]) or "flwr run")
 
     def bound_uploads(progress: Progress) -> None:
         if config["limit"]:
             message = server.exchange(progress.agreement).message
             write_limit(Path(str(config["limit"])), size_of(message) + BESIDE_W)
 
-    server = Server(plan, FlowerChannel(grid, names), book.tell)
-    carry_out(server, book, resume=bool(config["resume"]), agreed=bound_uploads)
+    server = Server(plan, FlowerChannel(grid, names), record.tell)
+    carry_out(server, record, resume=bool(config["resume"]), agreed=bound_uploads)

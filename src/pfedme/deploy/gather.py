@@ -54,11 +54,10 @@ class Gathering:
             if line != told:
                 self.tell(line)
                 told = line
-            if time.monotonic() - began > plan.wait:
+            if time.monotonic() - began > plan.join_timeout:
                 here = len(present) - len(self.turned_away)
-                raise Stopped(
-                    f"{here} of at least {plan.min_clients} clients came within {plan.wait:g} seconds."
-                )
+                within = f"within {plan.join_timeout:g} seconds (--join-timeout)"
+                raise Stopped(f"{here} of at least {plan.min_clients} clients came {within}.")
             time.sleep(LOOK_S)
 
     def _offer(self, present: Sequence[str]) -> None:

@@ -111,15 +111,20 @@ def usual_length(norms: Sequence[float], before: Sequence[float]) -> float:
 
 
 def clipped(
-    parts: dict[str, Part], uploads: dict[str, Upload], before: Sequence[float], *, clip: float, far: float
+    parts: dict[str, Part],
+    uploads: dict[str, Upload],
+    before: Sequence[float],
+    *,
+    clip: float,
+    max_norm_ratio: float,
 ) -> tuple[dict[str, Part], dict[str, Upload]]:
-    """The parts and uploads of a round with those dropped that are far longer than usual, and those shortened
-    to `clip` times the usual length that are longer."""
+    """The parts and uploads of a round, without those that are more than `max_norm_ratio` times as long as
+    usual, and with those shortened to `clip` times the usual length that are longer."""
     norms = {name: part.norm for name, part in parts.items() if name in uploads and part.norm is not None}
     usual = usual_length(list(norms.values()), before)
     parts, uploads = dict(parts), dict(uploads)
     for name, norm in norms.items():
-        if (len(norms) >= 3 or before) and norm > far * max(usual, 1e-12):
+        if (len(norms) >= 3 or before) and norm > max_norm_ratio * max(usual, 1e-12):
             why = f"its update of length {norm:.3g} is far beyond the usual {usual:.3g}"
             parts[name] = dataclasses.replace(parts[name], outcome="dropped", reason=why)
             del uploads[name]

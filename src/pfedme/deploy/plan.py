@@ -14,7 +14,7 @@ from pfedme.errors import InputError
 
 PORT = 9092
 """The port that Flower's guides have clients connect to, and that firewalls may know."""
-OWN = ("min_clients", "min_replies", "deadline", "tries", "clip", "far", "wait")
+OWN = ("min_clients", "min_replies", "deadline", "max_attempts", "clip", "max_norm_ratio", "join_timeout")
 """The fields of a plan that only a server with clients elsewhere has."""
 UNSEEN_CURVATURE = 100.0
 """What L is taken for where no step size is given: well above that of most standardised tables."""
@@ -38,14 +38,14 @@ class Plan:
     """Valid replies that a round needs, or it is repeated; half of the cohort if not given."""
     deadline: Positive = 120.0
     """Seconds that a client has for its part of a round."""
-    tries: Count = 5
+    max_attempts: Count = 5
     """How often a round is tried before the run stops; it can be resumed."""
     clip: NonNegative = 1.0
     """An update longer than this many times the median length, of its round and the rounds before, is
     shortened to that; 0 shortens none."""
-    far: Positive = 10.0
+    max_norm_ratio: Positive = 10.0
     """An update longer than this many times the median length is dropped."""
-    wait: Positive = 3600.0
+    join_timeout: Positive = 3600.0
     """Seconds to wait for enough clients."""
     eval_every: Index = 0
     """Rounds between two evaluations, each of which costs another exchange; 0: only at the end."""

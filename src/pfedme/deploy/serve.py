@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from pfedme.core.spec import to_json
-from pfedme.deploy.book import LEDGER, LOG, note
+from pfedme.deploy.control import ControlClient, Status
 from pfedme.deploy.flower import BUNDLE, command
 from pfedme.deploy.keys import server_keys
-from pfedme.deploy.link import ControlClient, Status
 from pfedme.deploy.log import MARK
 from pfedme.deploy.plan import Plan
 from pfedme.deploy.processes import (
@@ -29,6 +28,7 @@ from pfedme.deploy.processes import (
     private_home,
     refuse_taken,
 )
+from pfedme.deploy.record import LEDGER, LOG, note
 from pfedme.errors import InputError, Interrupted, RunError
 from pfedme.files import atomic_write, writing
 from pfedme.livebar import Rounds
@@ -160,20 +160,20 @@ def _serve(setup: Setup, out: Path, home: Path, screen: Rounds, *, resume: bool)
     ca = keys.ca if keys else None
     with SupervisedProcess([*command("superlink", gate), *options], out / FLOWER_LOG, home) as process:
         await_health(process, setup.host, setup.port, ca)
-        with ControlClient(joined(own_address(setup.host), setup.port), ca) as link:
+        with ControlClient(joined(own_address(setup.host), setup.port), ca) as control:
             if keys:
-                names = link.register(keys.clients)
+                names = control.register(keys.clients)
                 atomic_write(home / "names.json", json.dumps(names))
                 config["names"] = str(home / "names.json")
-            run = link.submit(config)
+            run = control.submit(config)
             gate.touch()
             how = "with TLS and keys" if keys else "in plain text"
             note(out, f"Listening on {joined(setup.host, setup.port)} {how}.")
-            return _watch(process, link, run, out, seen, screen)
+            return _watch(process, control, run, out, seen, screen)
 
 
 def _watch(
-    process: SupervisedProcess, link: ControlClient, run: int, out: Path, seen: int, screen: Rounds
+    process: SupervisedProcess, control: ControlClient, run: int, out: Path, seen: int, screen: Rounds
 ) -> Status:
     """Shows what happens until the run is over."""
     asked = here = heard = time.monotonic()
@@ -186,7 +186,7 @@ def _watch(
         if now - asked >= ASK_S and process.status is None:
             asked = now
             try:
-                status, heard = link.status(run), now
+                status, heard = control.status(run), now
             except RunError:
                 if now - heard > SILENT_S:
                     raise
@@ -199,7 +199,7 @@ def _watch(
         if status.over:
             if not status.well:
                 with writing(out), process.log.open("a", encoding="utf-8") as log:
-                    log.write(link.words(run))
+                    log.write(control.words(run))
             return status
         if started and now - here > GONE_S:
             return Status(True, False, f"its process was ended from outside; see {out / FLOWER_LOG}")

@@ -97,7 +97,7 @@ class Server:
         cohort, before, number = self.cohort(progress), progress.attempt, progress.t + 1
         least = self.least(cohort)
         self.gathering.refuse_latecomers(progress.agreement)
-        for attempt in range(before + 1, before + self.plan.tries + 1):
+        for attempt in range(before + 1, before + self.plan.max_attempts + 1):
             self._await(cohort, least if self.settled else len(cohort))
             self.settled = True
             parts, uploads = self.collect(progress, cohort, attempt)
@@ -121,10 +121,14 @@ class Server:
             progress = dataclasses.replace(progress.noting(parts), attempt=attempt)
             self.tell(
                 f"Round {number} had {len(uploads)} good replies of at least {least}; "
-                + ("it is repeated." if attempt < before + self.plan.tries else "that was the last try.")
+                + (
+                    "it is repeated."
+                    if attempt < before + self.plan.max_attempts
+                    else "that was the last try."
+                )
             )
         raise Stopped(
-            f"Round {number} had too few good replies {self.plan.tries} times; its clients must come "
+            f"Round {number} had too few good replies {self.plan.max_attempts} times; its clients must come "
             "back before the run goes on.",
             progress,
         )
@@ -164,7 +168,9 @@ class Server:
             parts[name], upload = judged(part, reply, self.plan.algorithm, message)
             if upload is not None:
                 uploads[name] = upload
-        parts, uploads = clipped(parts, uploads, progress.norms, clip=self.plan.clip, far=self.plan.far)
+        parts, uploads = clipped(
+            parts, uploads, progress.norms, clip=self.plan.clip, max_norm_ratio=self.plan.max_norm_ratio
+        )
         return list(parts.values()), uploads
 
     def _bind_again(self, agreement: Agreement, here: set[str]) -> None:

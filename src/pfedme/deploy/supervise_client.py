@@ -91,7 +91,7 @@ def at_work(state: Path) -> Iterator[None]:
         yield
 
 
-def join(client: Joining, say: Callable[[str], None]) -> None:
+def supervise(client: Joining, say: Callable[[str], None]) -> None:
     """Takes part until the server says that the run is over."""
     pause, seen, asked = FIRST_PAUSE_S, time.monotonic(), Approval(client)
     os.environ[MOST_BYTES] = str(int(1e6 * client.policy.max_megabytes))
