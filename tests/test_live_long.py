@@ -21,7 +21,8 @@ if sys.platform != "linux":
 from live import LABEL, LIAR, NAMES, TRICKSTER, Live, federation, soon, table
 
 from pfedme.algorithms import Algorithm, FedAvg, PerFedAvg, PFedMe
-from pfedme.deploy.flower import BUNDLE, FOREIGN
+from pfedme.deploy import BUNDLE
+from pfedme.deploy.flower import FOREIGN
 from pfedme.deploy.processes import SupervisedProcess, await_health, environment
 
 pytestmark = pytest.mark.slow

@@ -3,3 +3,8 @@
 `server` and `client` are the two sides and know of no network; `app` puts them behind Flower, `processes`
 starts Flower for people who do not know it, and `create_keys` creates the keys of both sides.
 """
+
+from pathlib import Path
+
+BUNDLE = Path(__file__).with_name("bundle")
+"""The Flower app."""

@@ -16,6 +16,7 @@ from pfedme.core.spec import build, field_types
 from pfedme.data.table import OPTIONS, Table
 from pfedme.deploy import keys, serve, supervise_client
 from pfedme.deploy.client import MODEL, Client
+from pfedme.deploy.config import config_of
 from pfedme.deploy.console import told_lines
 from pfedme.deploy.messages import Refusal, sha256
 from pfedme.deploy.plan import OWN, PORT, Plan
@@ -79,7 +80,7 @@ def server(args: argparse.Namespace, plan: Plan | None, words: Sequence[str]) ->
     else:
         out = args.out
         command = shlex.join(["pfedme", "server", *words])
-        setup = setup_of(args, {**serve.run_config(plan, args.model), "command": command}, None)
+        setup = setup_of(args, {**config_of(plan), "command": command}, None)
         serve.refuse_out(out, force=args.force)
         warning = serve.check(setup)
         serve.claim(out)

@@ -30,14 +30,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from pfedme.deploy import connections
+from pfedme.deploy import BUNDLE, connections
 from pfedme.deploy.door import Guard, Orders
 from pfedme.deploy.exchanges import Exchanges
 from pfedme.deploy.intake import WHICH, Intake, TooMuch, tell_if_replaced
 from pfedme.deploy.log import say
 
-BUNDLE = Path(__file__).with_name("bundle")
-"""The Flower app."""
 FOREIGN = "The server sent a program that is not part of the pfedme on this machine"
 SEEN_S = 1.0
 """Seconds in which the server sees that a client has gone, before it is let in again."""

@@ -7,17 +7,15 @@ import json
 import os
 import re
 import time
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pfedme.core.spec import to_json
+from pfedme.deploy.config import ROUNDS, refuse_undeclared
 from pfedme.deploy.control import ControlClient, Status
-from pfedme.deploy.flower import BUNDLE, command
+from pfedme.deploy.flower import command
 from pfedme.deploy.keys import server_keys
 from pfedme.deploy.log import MARK
-from pfedme.deploy.plan import Plan
 from pfedme.deploy.processes import (
     SupervisedProcess,
     await_health,
@@ -71,17 +69,6 @@ class Setup:
             raise InputError(f"{out / SETUP} cannot be read ({error}); start a new run.") from None
 
 
-def run_config(plan: Plan, model: str) -> dict[str, Any]:
-    """A plan as the run configuration of the Flower app, as far as the app has a name for it."""
-    app = tomllib.loads((BUNDLE / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
-    own = {field.name: getattr(plan, field.name) for field in dataclasses.fields(plan)}
-    del own["algorithm"], own["model"]
-    own["num_server_rounds"] = own.pop("rounds")
-    named = {"algorithm": plan.algorithm.name, "model": model, **own, **to_json(plan.algorithm)}
-    kebab = {key.replace("_", "-"): value for key, value in named.items()}
-    return {key: value for key, value in kebab.items() if key in app["config"] and value is not None}
-
-
 def refuse_out(out: Path, *, force: bool) -> None:
     """Raises an error if the folder holds something that would be lost."""
     if (out / SETUP).exists() and not force:
@@ -109,6 +96,7 @@ def claim(out: Path) -> None:
 
 def check(setup: Setup) -> str | None:
     """Raises an error if the server cannot start; returns a warning if there is one."""
+    refuse_undeclared(setup.config)
     refuse_taken(setup.host, setup.port)
     if setup.keys is None:
         return None
@@ -125,7 +113,7 @@ def serve(setup: Setup, out: Path, *, resume: bool) -> dict[str, Any]:
     """Carries out a run, in a folder that is claimed, and returns its record."""
     again = f"'pfedme server --resume {out}'"
     try:
-        with private_home() as home, Rounds(setup.config["num-server-rounds"]) as screen:
+        with private_home() as home, Rounds(setup.config[ROUNDS]) as screen:
             status = _serve(setup, out, home, screen, resume=resume)
     except KeyboardInterrupt:
         begun = status_of(out) != NOT_BEGUN
