@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from pfedme.algorithms import Algorithm, Alone, FedAvg, FedAvgFT, PerFedAvg, PFedMe
+from pfedme.algorithms import ALGORITHMS, Algorithm, Alone, FedAvg, FedAvgFT, PerFedAvg, PFedMe
 from pfedme.core.models import DNN, MLR
 from pfedme.data.table import Table
 from pfedme.deploy.channel import Channel, Enough, never
@@ -615,6 +615,30 @@ def test_a_client_with_one_class_takes_part(tmp_path: Path):
     plan = Plan(algorithm=FedAvg(**QUICK), model=MLR(), rounds=1, min_clients=5)
     out = deployed(tmp_path, plan, Room(tables, tmp_path / "state"))
     assert {line["client"] for line in ledger(out) if line["outcome"] == "counted"} >= {"east"}
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        *(cls() for cls in ALGORITHMS.values() if cls.federated),
+        *(PFedMe(lam=lam) for lam in (1e-3, 0.3, 1.0, 3.0, 10.0, 15.0, 17.5438596491229, 200.0, 1e5)),
+        PFedMe(lam=1e3, alpha=1e-4),
+        PerFedAvg(alpha=0.5),
+    ],
+    ids=str,
+)
+def test_steps_that_are_not_given_are_within_every_clients_limits(algorithm: Algorithm):
+    plan = Plan(algorithm=algorithm, model=MLR())
+    Policy().check_plan(plan)
+    assert all(getattr(plan.algorithm, step) > 0 for step in plan.algorithm.steps)
+    assert Plan(algorithm=plan.algorithm, model=MLR()) == plan
+
+
+def test_steps_that_are_given_are_taken_as_they_are():
+    plan = Plan(algorithm=PFedMe(eta=0.2, lam=15.0), model=MLR())
+    assert plan.algorithm.eta == 0.2
+    with pytest.raises(Refusal, match="eta times lam is 3, and its limit is 1"):
+        Policy().check_plan(plan)
 
 
 def test_plans_that_make_no_sense_are_refused():
