@@ -18,6 +18,7 @@ from pfedme.core.tree import leaves, tree_of
 from pfedme.data.deployed import Deployed
 from pfedme.data.federation import Federation
 from pfedme.deploy.agreement import Agreement
+from pfedme.deploy.events import Event, emit
 from pfedme.deploy.log import one_line
 from pfedme.deploy.messages import Content
 from pfedme.deploy.plan import Plan
@@ -36,11 +37,14 @@ LEDGER = "ledger.csv"
 LOG = "server.log"
 
 
-def note(out: Path, line: str) -> None:
-    """Puts a line into a run's log, with the time."""
+def note(out: Path, line: str, done: int | None = None) -> None:
+    """Puts a line into a run's log, with the time; `done` is how many rounds it says are done."""
     now = datetime.now().isoformat(" ", "milliseconds")
+    text = f"{now} {one_line(line)}"
+    if done is not None:
+        emit(Event("round done", done, text))
     with writing(out), (out / LOG).open("a", encoding="utf-8") as log:
-        log.write(f"{now} {one_line(line)}\n")
+        log.write(f"{text}\n")
 
 
 class DeploymentRecord:
@@ -52,9 +56,9 @@ class DeploymentRecord:
         self.before = 0.0
         """Seconds that earlier parts of the run took."""
 
-    def tell(self, line: str) -> None:
-        """Puts a line into the log."""
-        note(self.folder.path, line)
+    def tell(self, line: str, done: int | None = None) -> None:
+        """Puts a line into the log; see `note`."""
+        note(self.folder.path, line, done)
 
     def run(self, progress: Progress | None) -> Run:
         """The run as a record knows it."""
@@ -234,7 +238,8 @@ def carry_out(
             shortened = sum(part.clipped is not None for part in counted)
             told = f", {shortened} of them shortened" if shortened else ""
             progress = record.save(progress)
-            record.tell(f"Round {progress.t} of {plan.rounds} is done, with {len(counted)} clients{told}.")
+            line = f"Round {progress.t} of {plan.rounds} is done, with {len(counted)} clients{told}."
+            record.tell(line, progress.t)
         progress, told = evaluated(server, progress, last=True)
         record.finish(server, progress, told)
         record.tell("Finished.")

@@ -165,7 +165,7 @@ def _watch(
 ) -> Status:
     """Shows what happens until the run is over."""
     asked = here = heard = time.monotonic()
-    started = False
+    started, rounds = False, dict[str, int]()
     while True:
         for line in process.news():
             if line.startswith(MARK):
@@ -182,8 +182,10 @@ def _watch(
             started |= running
             here = here if started and not running else now
         lines, seen = lines_since(out / LOG, seen)
+        # An event comes before its line, and so is known by now.
+        rounds |= {event.line: event.number for event in process.events() if event.name == "round done"}
         for line in lines:
-            show(screen, line)
+            screen(without_date(line), rounds.pop(line, None))
         if status.over:
             if not status.well:
                 with writing(out), process.log.open("a", encoding="utf-8") as log:
@@ -196,11 +198,13 @@ def _watch(
         time.sleep(LOOK_S)
 
 
-def show(screen: Rounds, line: str) -> None:
-    """A line of the run's log on the screen."""
-    told = re.sub(r"^\d{4}-\d\d-\d\d (\S{8})\S* ", r"\1 ", line)
-    done = re.search(r"Round (\d+) of \d+ is done", told)
-    screen(told, int(done[1]) if done else None)
+def without_date(line: str) -> str:
+    """A line of a run's log as people see it on the screen.
+
+    >>> without_date("2024-05-01 12:34:56.789 Finished.")
+    '12:34:56 Finished.'
+    """
+    return re.sub(r"^\d{4}-\d\d-\d\d (\S{8})\S* ", r"\1 ", line)
 
 
 def summary(record: Mapping[str, Any], out: Path) -> list[str]:
