@@ -409,7 +409,6 @@ def test_wrong_arguments_end_at_once_with_a_sentence(
     assert sorted(os.listdir(here)) == before
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="processes are found by /proc, which Linux has")
 @pytest.mark.parametrize("former", ["--far", "--tries", "--wait"])
 def test_options_go_by_their_former_names_too_which_help_does_not_show(former: str):
     parser = cli_server.parser()
@@ -420,6 +419,7 @@ def test_options_go_by_their_former_names_too_which_help_does_not_show(former: s
     assert f"{former} " not in parser.format_help()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are found by /proc, which Linux has")
 def test_a_server_that_was_stopped_before_it_listened_is_begun_by_resume(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
