@@ -54,7 +54,7 @@ def accuracy(
         norms = np.linalg.norm(uploads.astype(float), axis=1).tolist()
         parts = {n: Part(t + 1, 1, n, "counted", norm=norm) for n, norm in zip(names, norms, strict=True)}
         sent = {n: Upload(Params(upload), 1) for n, upload in zip(names, uploads, strict=True)}
-        _, sent = clipped(parts, sent, before, clip=clip, far=10.0)
+        _, sent = clipped(parts, sent, before, clip=clip, max_norm_ratio=10.0)
         before += norms
         mean = w + np.mean([upload.tree.tree for upload in sent.values()], axis=0, dtype=float)
         state = state._replace(t=t + 1, server=like.like(jnp.asarray(mean, jnp.float32)))

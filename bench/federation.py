@@ -28,7 +28,7 @@ from pathlib import Path
 
 import numpy as np
 
-import pfedme.deploy
+from pfedme.deploy import BUNDLE
 from pfedme.deploy.processes import free_port
 
 HERE = Path(__file__).resolve().parent
@@ -85,7 +85,7 @@ def app(out: Path, rounds: int, clients: int, env: dict[str, str]) -> list[float
     """Seconds of each round of our app but the first."""
     config = {"algorithm": "fedavg", "num-server-rounds": rounds, "min-clients": clients, "cohort": clients}
     config |= {"min-replies": clients, "eta": 0.05, "out": str(out)}
-    submit(Path(pfedme.deploy.__file__).parent / "bundle", config, env)
+    submit(BUNDLE, config, env)
     return round_times(out)
 
 

@@ -26,7 +26,7 @@ from pfedme.algorithms import Algorithm
 from pfedme.core.models import MLR
 from pfedme.core.spec import to_json
 from pfedme.data.table import Table
-from pfedme.deploy import keys
+from pfedme.deploy import create_keys, keys
 from pfedme.deploy.processes import free_port
 from pfedme.export import load, model_of
 from pfedme.runs.run import Run
@@ -174,8 +174,10 @@ class Live:
         self.names, self.tables, self.out = tuple(names), folder / "tables", folder / "run"
         self.tables.mkdir(parents=True)
         for name in names:
-            keys.make_own(self.own(name), name)
-        keys.make(folder / "keys", hosts, [], keys.received([self.own(name) / "key.pub" for name in names]))
+            create_keys.make_own(self.own(name), name)
+        create_keys.make(
+            folder / "keys", hosts, [], keys.received([self.own(name) / "key.pub" for name in names])
+        )
         for name in names:
             shutil.copy(folder / "keys/ca.crt", self.own(name))
         for k, name in enumerate(names):
@@ -262,7 +264,7 @@ class Live:
 
     def stranger(self) -> Sequence[str]:
         """Options of a client that knows the server and whose key the server does not know."""
-        keys.make(self.folder / "others", ["localhost"], ["stranger"])
+        create_keys.make(self.folder / "others", ["localhost"], ["stranger"])
         own = self.folder / "others/clients/stranger"
         shutil.copy(self.folder / "keys/ca.crt", own / "ca.crt")
         return ["--keys", str(own)]

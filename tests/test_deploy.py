@@ -14,16 +14,18 @@ import numpy as np
 import polars as pl
 import pytest
 
-from pfedme.algorithms import Algorithm, Alone, FedAvg, FedAvgFT, PerFedAvg, PFedMe
+from pfedme.algorithms import ALGORITHMS, Algorithm, Alone, FedAvg, FedAvgFT, PerFedAvg, PFedMe
 from pfedme.core.models import DNN, MLR
 from pfedme.data.table import Table
-from pfedme.deploy.book import DeploymentRecord, carry_out, note
+from pfedme.deploy.channel import Channel, Enough, never
 from pfedme.deploy.client import Client
 from pfedme.deploy.judge import scores_shape, unfit
 from pfedme.deploy.messages import GONE, Content, Kind, Refusal, Reply
 from pfedme.deploy.plan import Plan
 from pfedme.deploy.policy import Policy
-from pfedme.deploy.server import Channel, Enough, Server, Stopped, never
+from pfedme.deploy.progress import Stopped
+from pfedme.deploy.record import DeploymentRecord, carry_out, note
+from pfedme.deploy.server import Server
 from pfedme.errors import InputError
 from pfedme.export import load, model_of
 from pfedme.runs.run import Run
@@ -128,8 +130,8 @@ def deployed(tmp_path: Path, plan: Plan, room: Room, *, resume: bool = False, na
     if not resume:
         for client in room.clients.values():
             client.pins.begin()
-    book = DeploymentRecord(plan, out, "pfedme server")
-    carry_out(Server(plan, room, book.tell), book, resume=resume)
+    record = DeploymentRecord(plan, out, "pfedme server")
+    carry_out(Server(plan, room, record.tell), record, resume=resume)
     return out
 
 
@@ -478,7 +480,9 @@ def test_the_ledger_tells_what_each_client_did_to_the_step(tmp_path: Path):
 
 def test_a_round_with_too_few_replies_is_repeated_and_does_not_count(tmp_path: Path):
     room = Room(owners(tmp_path), tmp_path / "state")
-    plan = Plan(algorithm=PFedMe(**QUICK), model=MLR(), rounds=3, min_clients=5, min_replies=5, tries=3)
+    plan = Plan(
+        algorithm=PFedMe(**QUICK), model=MLR(), rounds=3, min_clients=5, min_replies=5, max_attempts=3
+    )
     undisturbed = w_of(deployed(tmp_path, plan, room, name="undisturbed"))
     times = iter([None, None])
 
@@ -496,7 +500,13 @@ def test_a_round_with_too_few_replies_is_repeated_and_does_not_count(tmp_path: P
 def test_a_run_that_stops_goes_on_from_its_last_round(tmp_path: Path):
     room = Room(owners(tmp_path), tmp_path / "state")
     plan = Plan(
-        algorithm=PFedMe(**QUICK), model=MLR(), rounds=4, min_clients=5, min_replies=5, tries=2, deadline=0.2
+        algorithm=PFedMe(**QUICK),
+        model=MLR(),
+        rounds=4,
+        min_clients=5,
+        min_replies=5,
+        max_attempts=2,
+        deadline=0.2,
     )
     undisturbed = w_of(deployed(tmp_path, plan, room, name="undisturbed"))
     asked = []
@@ -521,7 +531,9 @@ def test_a_run_that_stops_goes_on_from_its_last_round(tmp_path: Path):
 def test_clients_that_are_away_are_told_of_and_waited_for(tmp_path: Path):
     room = Room(owners(tmp_path), tmp_path / "state")
     room.gone = {"west"}
-    plan = Plan(algorithm=FedAvg(**QUICK), model=MLR(), rounds=1, min_clients=5, wait=0.1, deadline=0.2)
+    plan = Plan(
+        algorithm=FedAvg(**QUICK), model=MLR(), rounds=1, min_clients=5, join_timeout=0.1, deadline=0.2
+    )
     with pytest.raises(Stopped, match="4 of at least 5 clients came"):
         deployed(tmp_path, plan, room, name="few")
     room.gone = set()
@@ -603,6 +615,30 @@ def test_a_client_with_one_class_takes_part(tmp_path: Path):
     plan = Plan(algorithm=FedAvg(**QUICK), model=MLR(), rounds=1, min_clients=5)
     out = deployed(tmp_path, plan, Room(tables, tmp_path / "state"))
     assert {line["client"] for line in ledger(out) if line["outcome"] == "counted"} >= {"east"}
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        *(cls() for cls in ALGORITHMS.values() if cls.federated),
+        *(PFedMe(lam=lam) for lam in (1e-3, 0.3, 1.0, 3.0, 10.0, 15.0, 17.5438596491229, 200.0, 1e5)),
+        PFedMe(lam=1e3, alpha=1e-4),
+        PerFedAvg(alpha=0.5),
+    ],
+    ids=str,
+)
+def test_steps_that_are_not_given_are_within_every_clients_limits(algorithm: Algorithm):
+    plan = Plan(algorithm=algorithm, model=MLR())
+    Policy().check_plan(plan)
+    assert all(getattr(plan.algorithm, step) > 0 for step in plan.algorithm.steps)
+    assert Plan(algorithm=plan.algorithm, model=MLR()) == plan
+
+
+def test_steps_that_are_given_are_taken_as_they_are():
+    plan = Plan(algorithm=PFedMe(eta=0.2, lam=15.0), model=MLR())
+    assert plan.algorithm.eta == 0.2
+    with pytest.raises(Refusal, match="eta times lam is 3, and its limit is 1"):
+        Policy().check_plan(plan)
 
 
 def test_plans_that_make_no_sense_are_refused():

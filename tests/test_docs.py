@@ -95,14 +95,14 @@ def understood(
     monkeypatch.setattr(Mnist, "load", stop)
     monkeypatch.setattr(Table, "load", stop)
     if importlib.util.find_spec("flwr"):
-        from pfedme.deploy import join, keys, serve
+        from pfedme.deploy import create_keys, serve, supervise_client
 
         monkeypatch.setattr(serve, "check", stop)
-        monkeypatch.setattr(join, "join", stop)
-        keys.make(tmp_path / "keys", ["localhost"], ["north"])
+        monkeypatch.setattr(supervise_client, "supervise", stop)
+        create_keys.make(tmp_path / "keys", ["localhost"], ["north"])
         shutil.copytree(tmp_path / "keys/clients/north", tmp_path / "north")
         shutil.copy(tmp_path / "north/key.pub", tmp_path / "north.pub")
-        keys.make_own(tmp_path / "own", "south")
+        create_keys.make_own(tmp_path / "own", "south")
         shutil.copy(tmp_path / "own/key.pub", tmp_path / "south.pub")
         (tmp_path / "my.csv").touch()
     # The tables that documents speak of.

@@ -459,7 +459,9 @@ def test_a_client_is_told_that_another_has_come_with_its_key(tmp_path: Path):
 def test_a_client_that_is_sent_too_much_stays_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PFEDME_MOST_BYTES", "200")
     with federation(tmp_path / "live", ["east"]) as live:
-        live.server(PFedMe(), "--min-clients", "1", "--rounds", "2", "--deadline", "10", "--tries", "1")
+        live.server(
+            PFedMe(), "--min-clients", "1", "--rounds", "2", "--deadline", "10", "--max-attempts", "1"
+        )
         live.client("east")
         soon(lambda: "nothing of it was used" in live.said("east"), 60, "a refusal")
         assert "The server sent more than 0.1953 KiB; nothing of it was used." in live.said("east")

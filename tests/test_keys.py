@@ -30,15 +30,21 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from pfedme.cli import main
-from pfedme.deploy import keys
+from pfedme.deploy import create_keys, keys
 from pfedme.errors import InputError
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Keys of a server and two clients."""
-    keys.make(tmp_path / "keys", ["fed.example.org", "10.0.0.7"], ["north", "south"])
+    create_keys.make(tmp_path / "keys", ["fed.example.org", "10.0.0.7"], ["north", "south"])
     return tmp_path / "keys"
+
+
+def set_clock(monkeypatch: pytest.MonkeyPatch, now: datetime.datetime) -> None:
+    """Makes it a certain time for the keys' dates."""
+    for module in (keys, create_keys):
+        monkeypatch.setattr(module, "utc_now", lambda: now)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -85,7 +91,7 @@ def test_a_clients_folder_keeps_its_name_when_it_is_moved(folder: Path):
 
 def test_clients_are_added_and_what_exists_is_kept(folder: Path):
     before = contents(folder)
-    assert keys.make(folder, [], ["north", "west"]) == ["west"]
+    assert create_keys.make(folder, [], ["north", "west"]) == ["west"]
     after = contents(folder)
     assert before.items() <= after.items()
     assert set(keys.server_keys(folder).clients) == {"north", "south", "west"}
@@ -93,7 +99,7 @@ def test_clients_are_added_and_what_exists_is_kept(folder: Path):
 
 def test_a_new_name_of_the_server_changes_its_certificate_only(folder: Path):
     before = contents(folder)
-    keys.make(folder, ["other.example.org"], [])
+    create_keys.make(folder, ["other.example.org"], [])
     after = contents(folder)
     assert {name for name in after if after[name] != before.get(name)} == {"server.crt"}
     assert {"fed.example.org", "other.example.org"} <= set(keys.server_keys(folder).hosts)
@@ -101,9 +107,9 @@ def test_a_new_name_of_the_server_changes_its_certificate_only(folder: Path):
 
 def test_clients_can_be_added_where_the_authoritys_key_is_not(folder: Path):
     (folder / "ca.key").unlink()
-    assert keys.make(folder, [], ["west"]) == ["west"]
+    assert create_keys.make(folder, [], ["west"]) == ["west"]
     with pytest.raises(InputError, match=r"needs .*ca\.key"):
-        keys.make(folder, ["other.example.org"], [])
+        create_keys.make(folder, ["other.example.org"], [])
 
 
 ODD = ["a b", "St. Mary's", "a/b", "../x", "..", ".", ".hidden", "Zürich 🏥", "100%", "C:\\x", "x" * 200]
@@ -111,7 +117,7 @@ ODD = ["a b", "St. Mary's", "a/b", "../x", "..", ".", ".hidden", "Zürich 🏥",
 
 @pytest.mark.parametrize("name", ODD)
 def test_odd_names_survive_and_stay_in_the_folder(tmp_path: Path, name: str):
-    keys.make(tmp_path / "keys", ["localhost"], [name])
+    create_keys.make(tmp_path / "keys", ["localhost"], [name])
     assert [path.name for path in tmp_path.iterdir()] == ["keys"]
     (place,) = (tmp_path / "keys/clients").iterdir()
     assert set(keys.server_keys(tmp_path / "keys").clients) == {name}
@@ -133,14 +139,14 @@ def test_a_folders_name_is_safe_and_gives_the_clients_name_back(name: str):
 @pytest.mark.parametrize("name", ["", "  ", "a\nb", "a\0b", "x" * 201])
 def test_what_cannot_be_a_name_is_refused(tmp_path: Path, name: str):
     with pytest.raises(InputError, match="name"):
-        keys.make(tmp_path / "keys", ["localhost"], [name])
+        create_keys.make(tmp_path / "keys", ["localhost"], [name])
     assert not (tmp_path / "keys").exists()
 
 
 @pytest.mark.parametrize("host", ["https://x", "x:9092", "a b", "-x", "x/y"])
 def test_what_cannot_be_a_server_is_refused(tmp_path: Path, host: str):
     with pytest.raises(InputError, match="leave out port and scheme"):
-        keys.make(tmp_path / "keys", [host], ["north"])
+        create_keys.make(tmp_path / "keys", [host], ["north"])
     assert not (tmp_path / "keys").exists()
 
 
@@ -171,7 +177,7 @@ def test_a_client_trusts_the_server_by_all_its_names(folder: Path, host: str):
 
 def test_a_client_does_not_trust_another_name_or_another_authority(folder: Path, tmp_path: Path):
     server = keys.server_keys(folder)
-    keys.make(tmp_path / "others", ["fed.example.org"], ["north"])
+    create_keys.make(tmp_path / "others", ["fed.example.org"], ["north"])
     with pytest.raises(ssl.SSLCertVerificationError, match="mismatch"):
         handshake(server, folder / "ca.crt", "evil.example.org")
     with pytest.raises(ssl.SSLCertVerificationError):
@@ -202,7 +208,7 @@ def test_a_damaged_file_of_a_client_is_named(folder: Path, file: str):
 
 
 def test_files_that_do_not_belong_together_are_refused(folder: Path, tmp_path: Path):
-    keys.make(tmp_path / "others", ["localhost"], ["north"])
+    create_keys.make(tmp_path / "others", ["localhost"], ["north"])
     own = (folder / "ca.crt").read_bytes()
     (folder / "ca.crt").write_bytes((tmp_path / "others/ca.crt").read_bytes())
     with pytest.raises(InputError, match="was not made by the authority"):
@@ -244,18 +250,18 @@ def test_a_certificate_is_warned_about_refused_and_renewed(folder: Path, monkeyp
     ends = keys.server_keys(folder).ends
     now = datetime.datetime.now(datetime.UTC)
     assert abs(ends - now - datetime.timedelta(days=730)) < datetime.timedelta(minutes=5)
-    monkeypatch.setattr(keys, "_now", lambda: ends - datetime.timedelta(days=3))
+    set_clock(monkeypatch, ends - datetime.timedelta(days=3))
     assert "renews it" in (keys.server_keys(folder).warning() or "")
-    monkeypatch.setattr(keys, "_now", lambda: ends + datetime.timedelta(days=3))
+    set_clock(monkeypatch, ends + datetime.timedelta(days=3))
     with pytest.raises(InputError, match=r"ended on .* renews it"):
         keys.server_keys(folder)
     secret = (folder / "server.key").read_bytes()
-    keys.make(folder, [], [])
+    create_keys.make(folder, [], [])
     renewed = keys.server_keys(folder)
     assert renewed.ends > ends
     assert set(renewed.hosts) >= {"fed.example.org", "10.0.0.7"}
     assert (folder / "server.key").read_bytes() == secret
-    monkeypatch.setattr(keys, "_now", lambda: now - datetime.timedelta(days=3))
+    set_clock(monkeypatch, now - datetime.timedelta(days=3))
     with pytest.raises(InputError, match="clock"):
         keys.client_keys(folder / "clients/north")
 
@@ -283,7 +289,7 @@ def test_the_command_makes_keys_and_says_what_to_do(tmp_path: Path, capsys: pyte
 @pytest.fixture
 def sent(tmp_path: Path) -> Path:
     """The public key that the client north has sent; its own folder is north/."""
-    keys.make_own(tmp_path / "north", "north")
+    create_keys.make_own(tmp_path / "north", "north")
     return Path(shutil.copy(tmp_path / "north/key.pub", tmp_path / "north.pub"))
 
 
@@ -294,7 +300,7 @@ def test_a_client_creates_its_own_key_and_the_server_never_has_it(tmp_path: Path
     assert stat.S_IMODE(own.stat().st_mode) == 0o700
     with pytest.raises(InputError, match=r"ca\.crt is missing: whoever runs the server sends it after"):
         keys.client_keys(own)
-    assert keys.make(tmp_path / "keys", ["localhost"], [], keys.received([sent])) == ["north"]
+    assert create_keys.make(tmp_path / "keys", ["localhost"], [], keys.received([sent])) == ["north"]
     assert set(contents(tmp_path / "keys/clients")) == {"north/key.pub"}
     assert set(keys.server_keys(tmp_path / "keys").clients) == {"north"}
     shutil.copy(tmp_path / "keys/ca.crt", own)
@@ -304,29 +310,29 @@ def test_a_client_creates_its_own_key_and_the_server_never_has_it(tmp_path: Path
 
 def test_a_clients_own_key_is_never_replaced(tmp_path: Path, sent: Path):
     before = contents(tmp_path)
-    assert keys.make_own(tmp_path / "north", "north") is False
+    assert create_keys.make_own(tmp_path / "north", "north") is False
     with pytest.raises(InputError, match="has the key of the client 'north'"):
-        keys.make_own(tmp_path / "north", "south")
+        create_keys.make_own(tmp_path / "north", "south")
     (tmp_path / "north/key").rename(tmp_path / "key")
     with pytest.raises(InputError, match="not empty and has no client's key"):
-        keys.make_own(tmp_path / "north", "north")
+        create_keys.make_own(tmp_path / "north", "north")
     (tmp_path / "key").rename(tmp_path / "north/key")
     assert contents(tmp_path) == before
 
 
 def test_a_key_that_is_added_again_is_kept_and_another_one_is_refused(tmp_path: Path, sent: Path):
     folder = tmp_path / "keys"
-    keys.make(folder, ["localhost"], [], keys.received([sent]))
+    create_keys.make(folder, ["localhost"], [], keys.received([sent]))
     before = contents(folder)
-    assert keys.make(folder, [], [], keys.received([sent, tmp_path / "north/key.pub"])) == []
-    keys.make_own(tmp_path / "other", "north")
+    assert create_keys.make(folder, [], [], keys.received([sent, tmp_path / "north/key.pub"])) == []
+    create_keys.make_own(tmp_path / "other", "north")
     other = tmp_path / "other/key.pub"
     with pytest.raises(InputError, match=r"'north' has another key already, .*delete the folder .*north"):
-        keys.make(folder, ["new.example.org"], ["west"], keys.received([other]))
+        create_keys.make(folder, ["new.example.org"], ["west"], keys.received([other]))
     with pytest.raises(InputError, match="two keys for the client 'north'"):
         keys.received([sent, other])
     with pytest.raises(InputError, match="'north' is named twice"):
-        keys.make(folder, [], ["north"], keys.received([sent]))
+        create_keys.make(folder, [], ["north"], keys.received([sent]))
     assert contents(folder) == before
 
 
@@ -334,17 +340,17 @@ def test_one_key_cannot_be_added_under_two_names(tmp_path: Path, sent: Path):
     folder, south = tmp_path / "keys", tmp_path / "south.pub"
     south.write_text(sent.read_text().replace("north", "south"))
     with pytest.raises(InputError, match="key of 'south' is also that of 'north'"):
-        keys.make(folder, ["localhost"], [], keys.received([sent, south]))
+        create_keys.make(folder, ["localhost"], [], keys.received([sent, south]))
     assert not folder.exists()
-    keys.make(folder, ["localhost"], [], keys.received([sent]))
+    create_keys.make(folder, ["localhost"], [], keys.received([sent]))
     with pytest.raises(InputError, match="key of 'south' is also that of 'north'"):
-        keys.make(folder, [], [], keys.received([south]))
+        create_keys.make(folder, [], [], keys.received([south]))
 
 
 @pytest.mark.parametrize("name", ODD)
 def test_odd_names_arrive_with_the_key(tmp_path: Path, name: str):
-    keys.make_own(tmp_path / "own", name)
-    keys.make(tmp_path / "keys", ["localhost"], [], keys.received([tmp_path / "own/key.pub"]))
+    create_keys.make_own(tmp_path / "own", name)
+    create_keys.make(tmp_path / "keys", ["localhost"], [], keys.received([tmp_path / "own/key.pub"]))
     assert set(keys.server_keys(tmp_path / "keys").clients) == {name}
     assert sorted(os.listdir(tmp_path)) == ["keys", "own"]
 

@@ -17,9 +17,9 @@ from test_html_report import HOSTILE, assert_drawn, close, shown
 from pfedme.algorithms import FedAvg, PFedMe
 from pfedme.cli import main
 from pfedme.core.models import MLR
-from pfedme.deploy.book import DeploymentRecord
 from pfedme.deploy.plan import Plan
-from pfedme.deploy.server import Stopped
+from pfedme.deploy.progress import Stopped
+from pfedme.deploy.record import DeploymentRecord
 from pfedme.runs.ledger import Outcome, Part, ledger_csv
 
 WORDS = ("counted", "dropped", "failed", "late", "absent")
@@ -201,14 +201,16 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             rounds=4,
             min_clients=5,
             min_replies=5,
-            tries=2,
+            max_attempts=2,
             deadline=0.2,
         )
         with pytest.raises(Stopped):
             deployed(tmp, strict, silent, name="stopped")
         silent.gone = set(NAMES)
         with pytest.raises(Stopped):
-            deployed(tmp, Plan(algorithm=FedAvg(**QUICK), model=MLR(), wait=0.1), silent, name="nobody")
+            deployed(
+                tmp, Plan(algorithm=FedAvg(**QUICK), model=MLR(), join_timeout=0.1), silent, name="nobody"
+            )
     return found | {"stopped": tmp / "stopped", "nobody": tmp / "nobody"}
 
 

@@ -21,7 +21,8 @@ if sys.platform != "linux":
 from live import LABEL, LIAR, NAMES, TRICKSTER, Live, federation, soon, table
 
 from pfedme.algorithms import Algorithm, FedAvg, PerFedAvg, PFedMe
-from pfedme.deploy.flower import BUNDLE, FOREIGN
+from pfedme.deploy import BUNDLE
+from pfedme.deploy.flower import FOREIGN
 from pfedme.deploy.processes import SupervisedProcess, await_health, environment
 
 pytestmark = pytest.mark.slow
@@ -30,7 +31,7 @@ ROUNDS = 10
 PFEDME = PFedMe(lam=5.0, eta=0.05, alpha=0.05, R=10, B=16, K=3)
 LEARNT = PFedMe(lam=5.0, eta=0.15, alpha=0.1, R=30, B=60, K=5)
 """Is at its best after few rounds; before that, means that others have a part in make a difference."""
-ALL = ("--min-clients", "5", "--cohort", "5", "--min-replies", "5", "--tries", "20", "--clip", "0")
+ALL = ("--min-clients", "5", "--cohort", "5", "--min-replies", "5", "--max-attempts", "20", "--clip", "0")
 """Every round has all five clients as they are, or is repeated."""
 
 
@@ -167,8 +168,8 @@ def test_a_server_that_asks_for_what_was_not_agreed_on_gets_nothing(tmp_path: Pa
     names, rounds = ("east", "north"), 3
     with federation(tmp_path / "live", names) as live:
         live.server(
-            PFEDME, "--rounds", str(rounds), "--min-clients", "2", "--min-replies", "2", "--tries", "5",
-            "--clip", "0", code=LIAR,
+            PFEDME, "--rounds", str(rounds), "--min-clients", "2", "--min-replies", "2", "--max-attempts",
+            "5", "--clip", "0", code=LIAR,
         )  # fmt: skip
         for name in names:
             live.client(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import os
 import signal
 import socket
@@ -10,10 +11,14 @@ import ssl
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 
+import httpx
 import pytest
 
 pytest.importorskip("flwr")
@@ -23,8 +28,11 @@ from live import table as live_table
 
 from pfedme.algorithms import PFedMe
 from pfedme.cli import main
-from pfedme.deploy import connections, door, flower, join, keys, processes
+from pfedme.cli import server as cli_server
+from pfedme.deploy import connections, create_keys, door, flower, keys, processes, supervise_client
+from pfedme.deploy.events import Event, emit
 from pfedme.deploy.keeper import LOCK, descendants
+from pfedme.deploy.plan import Plan
 from pfedme.errors import InputError
 
 # A command with a child, one in a session of its own, a deaf one and an orphan; each leaves its number.
@@ -121,6 +129,79 @@ def test_a_commands_status_and_words_are_known(tmp_path: Path):
         assert kept.news() == ["first"]
         assert kept.news() == []
     assert (tmp_path / "log").stat().st_mode & 0o077 == 0
+
+
+def test_what_a_command_tells_is_known_apart_from_its_words(tmp_path: Path):
+    code = """
+from pfedme.deploy.events import Event, emit
+print("connected", flush=True)
+emit(Event("round done", 3, "2 of 3\\nare here"))
+"""
+    emit(Event("idle"))
+    with processes.SupervisedProcess([sys.executable, "-c", code], tmp_path / "log", tmp_path) as kept:
+        assert soon(lambda: kept.status is not None)
+        assert kept.events() == [Event("round done", 3, "2 of 3\nare here")]
+        assert kept.events() == []
+        assert kept.news() == ["connected"]
+    with processes.SupervisedProcess([sys.executable, "-c", "pass"], tmp_path / "log", tmp_path) as kept:
+        assert kept.events() == []
+
+
+def test_it_is_known_which_flower_has_the_parts_that_are_changed():
+    root = Path(__file__).parents[1]
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    major, minor = map(int, flower.HOLDS_FOR.split("."))
+    assert project["optional-dependencies"]["flower"] == [f"flwr>={major}.{minor},<{major}.{minor + 1}"]
+    assert importlib.metadata.version("flwr").startswith(f"{flower.HOLDS_FOR}.")
+
+
+def test_a_flower_without_the_parts_that_are_changed_is_not_started(capsys: pytest.CaptureFixture[str]):
+    theirs = ModuleType("flwr.theirs")
+    theirs.__dict__["known"] = 1
+    flower.put(theirs, known=2)
+    with pytest.raises(SystemExit):
+        flower.put(theirs, known=3, other=3)
+    assert theirs.__dict__["known"] == 2
+    assert "This version of Flower has no flwr.theirs.other; install a 1.41." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("trusted", "tls"), [("keys", True), ("others", True), ("keys", False)])
+def test_a_server_that_is_not_the_right_one_is_told_from_one_that_does_not_answer(
+    tmp_path: Path, trusted: str, tls: bool
+):
+    for name in ("keys", "others"):
+        create_keys.make(tmp_path / name, ["localhost"], ["north"])
+    own = keys.server_keys(tmp_path / "keys")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(own.certificate, own.key)
+    verify = ssl.create_default_context(cafile=str(tmp_path / trusted / "ca.crt"))
+
+    def answer() -> None:
+        taken, _ = listening.accept()
+        with contextlib.suppress(OSError), taken:
+            if tls:
+                context.wrap_socket(taken, server_side=True).close()
+            else:
+                taken.recv(1000)
+                taken.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+    with socket.create_server(("127.0.0.1", 0)) as listening, httpx.Client(verify=verify) as client:
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(httpx.TransportError) as found:
+            client.get(f"https://localhost:{listening.getsockname()[1]}")
+        thread.join()
+    assert flower.lasting(found.value) == (None if (trusted, tls) == ("keys", True) else "wrong server")
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"), [(door.ACTIVATE, "refused"), (door.REGISTER, "refused"), ("/", None)]
+)
+def test_a_server_that_does_not_know_the_key_is_told_from_one_that_fails(path: str, reason: str | None):
+    status, body = door.turned_away(path)
+    response = httpx.Response(status, content=body)
+    error = httpx.HTTPStatusError("", request=httpx.Request("POST", "https://localhost"), response=response)
+    assert flower.lasting(error) == reason
 
 
 def test_flowers_own_home_is_private_and_gone_in_the_end():
@@ -250,8 +331,8 @@ def test_what_is_no_address_is_refused(text: str):
 
 
 def test_what_went_wrong_with_tls_is_told_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    keys.make(tmp_path / "keys", ["localhost"], ["north"])
-    keys.make(tmp_path / "others", ["localhost"], ["north"])
+    create_keys.make(tmp_path / "keys", ["localhost"], ["north"])
+    create_keys.make(tmp_path / "others", ["localhost"], ["north"])
     server = keys.server_keys(tmp_path / "keys")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.sslobject_class = connections.Handshake
@@ -285,7 +366,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder to work in, with a table and keys."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my.csv").write_text("a,b,outcome\n" + "".join(f"{i},{i % 3},{i % 2}\n" for i in range(20)))
-    keys.make(tmp_path / "keys", ["localhost"], ["north"])
+    create_keys.make(tmp_path / "keys", ["localhost"], ["north"])
     return tmp_path
 
 
@@ -300,7 +381,7 @@ CLIENT = ["client", "--server", "127.0.0.1:9", "--data", "my.csv", "--label", "o
         ([*SERVER, "--algorithm", "alone"], "trains no shared model"),
         ([*SERVER, "--algorithm", "fedavg", "--lam", "3"], "--lam is no option of fedavg"),
         ([*SERVER, "--rechoose", "3"], "--rechoose"),
-        ([*SERVER, "--tries", "0"], "tries of the run must be at least 1"),
+        ([*SERVER, "--max-attempts", "0"], "max_attempts of the run must be at least 1"),
         ([*SERVER, "--deadline", "x"], "invalid float"),
         ([*SERVER, "--listen", "9092"], "--listen must be HOST:PORT"),
         ([*SERVER, "--listen", "127.0.0.2:9092"], "not good for 127.0.0.2"),
@@ -326,6 +407,16 @@ def test_wrong_arguments_end_at_once_with_a_sentence(
     assert main(argv) == 2
     assert said in capsys.readouterr().err
     assert sorted(os.listdir(here)) == before
+
+
+@pytest.mark.parametrize("former", ["--far", "--tries", "--wait"])
+def test_options_go_by_their_former_names_too_which_help_does_not_show(former: str):
+    parser = cli_server.parser()
+    name = {"--far": "max_norm_ratio", "--tries": "max_attempts", "--wait": "join_timeout"}[former]
+    assert getattr(parser.parse_args([former, "7"]), name) == 7
+    assert getattr(parser.parse_args([]), name) == getattr(Plan, name)
+    assert f"--{name.replace('_', '-')}" in parser.format_help()
+    assert f"{former} " not in parser.format_help()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are found by /proc, which Linux has")
@@ -418,12 +509,12 @@ def test_a_client_that_was_killed_is_let_in_again_at_once():
 
 def test_a_state_folder_has_one_client_at_a_time(tmp_path: Path):
     with (
-        join.at_work(tmp_path / "state"),
+        supervise_client.at_work(tmp_path / "state"),
         pytest.raises(InputError, match="Another process is at work in"),
-        join.at_work(tmp_path / "state"),
+        supervise_client.at_work(tmp_path / "state"),
     ):
         pass
-    with join.at_work(tmp_path / "state"):
+    with supervise_client.at_work(tmp_path / "state"):
         pass
 
 

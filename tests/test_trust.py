@@ -31,12 +31,13 @@ from pfedme.data.schema import Schema
 from pfedme.data.table import Table
 from pfedme.deploy import agreement as agreements
 from pfedme.deploy import judge
-from pfedme.deploy.book import DeploymentRecord
 from pfedme.deploy.client import Client
 from pfedme.deploy.messages import Content, Kind, Refusal, Reply, Words, sha256
 from pfedme.deploy.plan import Plan
 from pfedme.deploy.policy import Policy, read_policy
-from pfedme.deploy.server import Progress, Server
+from pfedme.deploy.progress import Progress
+from pfedme.deploy.record import DeploymentRecord
+from pfedme.deploy.server import Server
 from pfedme.engine.simulate import Simulation
 from pfedme.errors import InputError
 from pfedme.runs.ledger import Part, ledger_csv
@@ -361,7 +362,7 @@ def test_nothing_leaves_before_the_owner_has_approved(tmp_path: Path):
 def test_a_version_that_differs_is_noticed_at_both_ends(tmp_path: Path):
     tables = owners(tmp_path, clients=2)
     room = Room(tables, tmp_path / "state")
-    plan = Plan(algorithm=FedAvg(**QUICK), model=MLR(), rounds=1, min_clients=1, wait=5.0)
+    plan = Plan(algorithm=FedAvg(**QUICK), model=MLR(), rounds=1, min_clients=1, join_timeout=5.0)
     with pytest.raises(Refusal, match=r"it has pfedme .*, and the server 9\.9; both sides"):
         room.clients["east"].agree(Content({"plan": plan.offer() | {"version": "9.9"}}, {}))
 
@@ -616,7 +617,7 @@ def accuracy(federation: Federation, attackers: int, clip: float, *, bad: bool =
         lengths = np.linalg.norm(uploads.astype(float), axis=1)
         parts = {str(k): Part(t + 1, 1, str(k), "counted", norm=float(n)) for k, n in enumerate(lengths)}
         sent = {str(k): judge.Upload(Params(upload), 1) for k, upload in enumerate(uploads)}
-        parts, sent = judge.clipped(parts, sent, norms, clip=clip, far=10.0)
+        parts, sent = judge.clipped(parts, sent, norms, clip=clip, max_norm_ratio=10.0)
         norms += lengths.tolist()
         mean = w + np.mean([upload.tree.tree for upload in sent.values()], axis=0, dtype=float)
         state = state._replace(t=t + 1, server=like.like(jnp.asarray(mean, jnp.float32)))
@@ -710,13 +711,13 @@ def test_the_ledger_grows_by_what_is_new_and_a_round_that_was_not_saved_leaves_n
     for client in room.clients.values():
         client.pins.begin()
     (tmp_path / "run").mkdir()
-    book = DeploymentRecord(plan, tmp_path / "run", "pfedme server")
+    record = DeploymentRecord(plan, tmp_path / "run", "pfedme server")
     server = Server(plan, room, print)
-    progress = book.save(server.begin())
+    progress = record.save(server.begin())
     path, sizes = tmp_path / "run/ledger.csv", []
-    book.write_record("running", progress)
+    record.write_record("running", progress)
     for _ in range(2):
-        progress = book.save(server.round(progress))
+        progress = record.save(server.round(progress))
         assert progress.ledger == ()
         sizes.append(path.stat().st_size)
     whole = path.read_text()
@@ -729,7 +730,7 @@ def test_the_ledger_grows_by_what_is_new_and_a_round_that_was_not_saved_leaves_n
     assert whole.count("\n") == 5
     checkpoint = (tmp_path / "run/checkpoint.safetensors").stat().st_size
     big = dataclasses.replace(progress, ledger=tuple(Part(3, k, "east", "late") for k in range(5000)))
-    book.save(big)
+    record.save(big)
     assert (tmp_path / "run/checkpoint.safetensors").stat().st_size < checkpoint + 100
 
 

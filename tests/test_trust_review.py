@@ -20,8 +20,9 @@ from pfedme import __version__
 from pfedme.algorithms import FedAvg, PFedMe
 from pfedme.core.models import MLR
 from pfedme.core.tree import to_vectors
-from pfedme.deploy import server as servers
+from pfedme.deploy import gather
 from pfedme.deploy.agreement import agree, to_words
+from pfedme.deploy.channel import never
 from pfedme.deploy.client import REFUSED, Client
 from pfedme.deploy.judge import scores_shape, unfit
 from pfedme.deploy.messages import Content, Kind, Refusal, Reply, Words, sha256
@@ -319,11 +320,11 @@ def test_texts_of_one_client_do_not_make_a_column_too_wide_for_all():
 def test_who_is_never_bound_does_not_keep_the_others_waiting(
     said: Words, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(servers, "LOOK_S", 0.0)
-    monkeypatch.setattr(servers, "ASK_AGAIN_S", 0.0)
+    monkeypatch.setattr(gather, "LOOK_S", 0.0)
+    monkeypatch.setattr(gather, "ASK_AGAIN_S", 0.0)
     room = Lying(owners(tmp_path, clients=3), tmp_path / "state", join=said)
     lines: list[str] = []
-    plan = dataclasses.replace(PLAN, wait=20.0)
+    plan = dataclasses.replace(PLAN, join_timeout=20.0)
     assert Server(plan, room, lines.append).begin().agreement.names == ("east", "south")
     assert any(line.startswith("Refused north: it did not accept the agreement") for line in lines)
 
@@ -397,7 +398,7 @@ def test_a_client_that_was_turned_away_and_is_silent_delays_nobody(tmp_path: Pat
     class Silent(Room):
         """A room whose clients do not answer that they have heard a refusal."""
 
-        def ask(self, kind: Kind, contents: Any, deadline: float, enough: Any = servers.never) -> Any:
+        def ask(self, kind: Kind, contents: Any, deadline: float, enough: Any = never) -> Any:
             if kind != "refuse":
                 return super().ask(kind, contents, deadline, enough)
             seconds = 0.0
@@ -407,5 +408,5 @@ def test_a_client_that_was_turned_away_and_is_silent_delays_nobody(tmp_path: Pat
             return {}
 
     room = Silent(owners(tmp_path, clients=2), tmp_path / "state")
-    Server(PLAN, room, print)._refuse({"north": "it came late"})
+    gather.Gathering(PLAN, room, print).refuse({"north": "it came late"})
     assert waited[0] <= 15

@@ -217,7 +217,7 @@ class Algorithm:
         """
         found = {k: v for k, v in self.stable_steps(L).items() if not getattr(self, k)}
         # To three digits, which can be read and typed; downwards, to stay stable.
-        return dataclasses.replace(self, **{k: _rounded_down(v) for k, v in found.items()})
+        return dataclasses.replace(self, **{k: rounded_down(v) for k, v in found.items()})
 
     def slower(self, factor: float) -> Self:
         """This algorithm with η multiplied by a factor; other step sizes are part of what a personal model
@@ -232,10 +232,10 @@ class Algorithm:
         )
 
 
-def _rounded_down(value: float) -> float:
+def rounded_down(value: float) -> float:
     """The number to three digits, not above it.
 
-    >>> _rounded_down(0.123999), _rounded_down(45678.0)
+    >>> rounded_down(0.123999), rounded_down(45678.0)
     (0.123, 45600.0)
     """
     unit = 10.0 ** (math.floor(math.log10(value)) - 2)

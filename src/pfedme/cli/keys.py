@@ -62,16 +62,17 @@ def carry_out(argv: list[str]) -> int:
 
 def _server_keys(out: Path, hosts: list[str], clients: list[str], added: list[Path]) -> int:
     """Creates the server's certificate, takes in and creates keys of clients, and prints what to do next."""
-    from pfedme.deploy import keys
+    from pfedme.deploy.create_keys import make
+    from pfedme.deploy.keys import received, server_keys
 
-    given = keys.received(added)
-    created = [name for name in keys.make(out, hosts, clients, given) if name not in given]
+    given = received(added)
+    created = [name for name in make(out, hosts, clients, given) if name not in given]
     if given:
         _print_received(out, given)
     if created:
         _print_created(out, created)
     if any((out / "clients").glob("*/key.pub")):
-        made = keys.server_keys(out)
+        made = server_keys(out)
         print(
             f"{len(made.clients)} clients. The server's certificate covers {', '.join(made.hosts)} until "
             f"{made.ends:%Y-%m-%d}."
@@ -108,7 +109,8 @@ def _print_created(out: Path, names: Iterable[str]) -> None:
 
 def _own_key(out: Path, name: str) -> int:
     """Creates a client's own key and prints what to do next."""
-    from pfedme.deploy.keys import fingerprint, make_own
+    from pfedme.deploy.create_keys import make_own
+    from pfedme.deploy.keys import fingerprint
 
     new = make_own(out, name)
     print(f"{out}/key is the {'new ' if new else ''}private key of {name}; it must not leave this machine.")

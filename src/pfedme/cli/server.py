@@ -21,6 +21,8 @@ from pfedme.cli.training import (
 )
 from pfedme.deploy.plan import OWN, PORT, Plan
 
+FORMER = {"max_norm_ratio": "--far", "max_attempts": "--tries", "join_timeout": "--wait"}
+"""Former names of options, which still work and are not shown."""
 EXAMPLES = """\
 examples:
   pfedme server --algorithm pfedme --lam 15 --rounds 50 --cohort 5 --min-clients 5 --keys keys --out runs/fed
@@ -61,6 +63,10 @@ def _add_own(parser: Parser) -> None:
         shown = "" if default is None else f" ({default:g})"
         kind = int if isinstance(default, int | None) else float
         parser.add_argument(flag(name), type=kind, default=default, help=docs[name] + shown)
+        if name in FORMER:
+            parser.add_argument(
+                FORMER[name], dest=name, type=kind, default=argparse.SUPPRESS, help=argparse.SUPPRESS
+            )
 
 
 def carry_out(argv: list[str]) -> int:

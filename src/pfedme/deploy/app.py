@@ -18,22 +18,22 @@ from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid, ServerApp
 
-from pfedme.algorithms import ALGORITHMS
-from pfedme.core.models import parse_model
 from pfedme.core.spec import build, field_types
 from pfedme.data.schema import listed
 from pfedme.data.table import OPTIONS, Table
-from pfedme.deploy.book import DeploymentRecord, carry_out
+from pfedme.deploy.channel import Enough, never
 from pfedme.deploy.client import SCORES, Client
+from pfedme.deploy.config import plan_of
 from pfedme.deploy.door import write_limit
 from pfedme.deploy.log import MARK, one_line
 from pfedme.deploy.messages import GONE, Content, Kind, Refusal, Reply, Words
-from pfedme.deploy.plan import Plan
 from pfedme.deploy.policy import LONGEST_TEXT, Policy
-from pfedme.deploy.server import Enough, Progress, Server, never
+from pfedme.deploy.progress import Progress
+from pfedme.deploy.record import DeploymentRecord, carry_out
+from pfedme.deploy.server import Server
 from pfedme.engine.cost import size_of
 from pfedme.engine.devices import keep_compiled_programs
-from pfedme.errors import InputError, RunError, unknown
+from pfedme.errors import InputError, RunError
 
 client = ClientApp()
 server = ServerApp()
@@ -275,19 +275,6 @@ def read_reply(message: Message) -> Reply:
     return Reply(content)
 
 
-def plan_of(config: Mapping[str, Any]) -> Plan:
-    """The plan that a run's configuration describes; an empty text stands for a default."""
-    given = {key.replace("-", "_"): value for key, value in config.items() if value != ""}
-    name = str(given["algorithm"])
-    if name not in ALGORITHMS:
-        raise unknown("algorithm", name, ALGORITHMS)
-    fields = field_types(ALGORITHMS[name])
-    algorithm = build(ALGORITHMS[name], {n: given[n] for n in fields if n in given}, f"algorithm '{name}'")
-    numbers = {n: given[n] for n in field_types(Plan) if n in given and n not in ("algorithm", "model")}
-    numbers["rounds"] = given.get("num_server_rounds", Plan.rounds)
-    return Plan(algorithm=algorithm, model=parse_model(str(given["model"])), **numbers).checked()
-
-
 @server.main()
 def main(grid: Grid, context: Context) -> None:
     """Carries out the run that the configuration describes."""
@@ -298,12 +285,12 @@ def main(grid: Grid, context: Context) -> None:
     names = None
     if file := config["names"]:
         names = {int(node): name for node, name in json.loads(Path(str(file)).read_text()).items()}
-    book = DeploymentRecord(plan, out, str(config["command"]) or "flwr run")
+    record = DeploymentRecord(plan, out, str(config["command"]) or "flwr run")
 
     def bound_uploads(progress: Progress) -> None:
         if config["limit"]:
             message = server.exchange(progress.agreement).message
             write_limit(Path(str(config["limit"])), size_of(message) + BESIDE_W)
 
-    server = Server(plan, FlowerChannel(grid, names), book.tell)
-    carry_out(server, book, resume=bool(config["resume"]), agreed=bound_uploads)
+    server = Server(plan, FlowerChannel(grid, names), record.tell)
+    carry_out(server, record, resume=bool(config["resume"]), agreed=bound_uploads)

@@ -14,8 +14,9 @@ from pfedme.algorithms import Algorithm
 from pfedme.core.models import parse_model
 from pfedme.core.spec import build, field_types
 from pfedme.data.table import OPTIONS, Table
-from pfedme.deploy import join, keys, serve
+from pfedme.deploy import keys, serve, supervise_client
 from pfedme.deploy.client import MODEL, Client
+from pfedme.deploy.config import config_of
 from pfedme.deploy.console import told_lines
 from pfedme.deploy.messages import Refusal, sha256
 from pfedme.deploy.plan import OWN, PORT, Plan
@@ -79,7 +80,7 @@ def server(args: argparse.Namespace, plan: Plan | None, words: Sequence[str]) ->
     else:
         out = args.out
         command = shlex.join(["pfedme", "server", *words])
-        setup = setup_of(args, {**serve.run_config(plan, args.model), "command": command}, None)
+        setup = setup_of(args, {**config_of(plan), "command": command}, None)
         serve.refuse_out(out, force=args.force)
         warning = serve.check(setup)
         serve.claim(out)
@@ -114,15 +115,15 @@ def client(args: argparse.Namespace) -> int:
         told = Client(table, args.state, policy=policy).told
     except Refusal as refusal:
         raise InputError(f"This client cannot take part: {refusal}.") from None
-    joining = join.Joining(
+    joining = supervise_client.Joining(
         joined(host, port), table, args.state, own, args.share_metrics, policy, args.wait
     )  # fmt: skip
-    say = join.console
+    say = supervise_client.console
     train, test = int(rows.n_train.sum()), int(rows.n_test.sum())
-    with join.at_work(args.state):
+    with supervise_client.at_work(args.state):
         say(f"{args.data}: {train:,} rows to train on, {test:,} to test on; they stay here.")
         print("\n".join(told_lines(told, policy)), file=sys.stderr, flush=True)
-        join.join(joining, say)
+        supervise_client.supervise(joining, say)
     say("The run is over.")
     print(f"The model is in {args.state / MODEL}. To use it:")
     print(f"  pfedme predict {shlex.quote(str(args.state / MODEL))} --data TABLE -o predictions.csv")

@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 
+from pfedme.deploy.events import Event, emit
 from pfedme.deploy.log import MIB, amount, say
 from pfedme.deploy.trees import is_plain, most_objects, walk
 
@@ -68,6 +69,7 @@ def tell_if_replaced(response: httpx.Response) -> None:
     """Tells the client's owner if another process has taken this one's place."""
     if response.status_code == REPLACED:
         say(f"{TURNED_OUT}.")
+        emit(Event("replaced"))
 
 
 class Metered(httpx.SyncByteStream):

@@ -16,11 +16,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from pfedme.core.tree import Params
+from pfedme.algorithms import Algorithm
+from pfedme.core.tree import Params, from_vectors, vector_shapes
 from pfedme.data.schema import Task
 from pfedme.deploy.agreement import MOST_ROWS
 from pfedme.deploy.log import one_line
-from pfedme.deploy.messages import Content, misfit
+from pfedme.deploy.messages import Content, Reply, misfit
 from pfedme.runs.ledger import Part
 
 TRAILING = 30
@@ -29,6 +30,8 @@ MOST_LOSS = 1e6
 """The largest loss of a row that is believed."""
 MANY_INFO, MOST_INFO = 16, 1e30
 """How many numbers about the computation a client may share, and how large they may be."""
+INNER = {"inner_residual", "inner_steps"}
+"""Numbers about the computation that come together or not at all."""
 PARTS, KINDS = ("test", "train"), ("global", "local", "personal")
 
 
@@ -75,6 +78,27 @@ def unfit(content: Content, shapes: Mapping[str, Any], weighted: bool) -> str:
     return ""
 
 
+def unanswered(part: Part, waited: float | None) -> Part:
+    """The part of a client that has not answered for so many seconds, or that was not there (None)."""
+    if waited is None:
+        return dataclasses.replace(part, outcome="absent", reason="it is not connected")
+    why = f"no reply within {round(waited, 1):g} seconds"
+    return dataclasses.replace(part, outcome="late", reason=why)
+
+
+def judged(part: Part, reply: Reply, algorithm: Algorithm, message: Any) -> tuple[Part, Upload | None]:
+    """What becomes of a client's part by its reply, which should be like `message`, and the upload in it if
+    that can be counted."""
+    if reply.content is None:
+        return dataclasses.replace(part, outcome="failed", reason=reply.error), None
+    weighted = algorithm.aggregation == "samples"
+    if why := unfit(reply.content, vector_shapes(message), weighted):
+        return dataclasses.replace(part, outcome="dropped", reason=why), None
+    rows = reply.content.words["rows"] if weighted else None
+    upload = Upload(algorithm.codec.decode(from_vectors(reply.content.arrays, message)), rows or 1)
+    return dataclasses.replace(part, norm=upload.norm, rows=rows), upload
+
+
 def usual_length(norms: Sequence[float], before: Sequence[float]) -> float:
     """The median length of the updates of a round and of those before; the lower one of two, so that one of
     two clients cannot raise it.
@@ -87,15 +111,20 @@ def usual_length(norms: Sequence[float], before: Sequence[float]) -> float:
 
 
 def clipped(
-    parts: dict[str, Part], uploads: dict[str, Upload], before: Sequence[float], *, clip: float, far: float
+    parts: dict[str, Part],
+    uploads: dict[str, Upload],
+    before: Sequence[float],
+    *,
+    clip: float,
+    max_norm_ratio: float,
 ) -> tuple[dict[str, Part], dict[str, Upload]]:
-    """The parts and uploads of a round with those dropped that are far longer than usual, and those shortened
-    to `clip` times the usual length that are longer."""
+    """The parts and uploads of a round, without those that are more than `max_norm_ratio` times as long as
+    usual, and with those shortened to `clip` times the usual length that are longer."""
     norms = {name: part.norm for name, part in parts.items() if name in uploads and part.norm is not None}
     usual = usual_length(list(norms.values()), before)
     parts, uploads = dict(parts), dict(uploads)
     for name, norm in norms.items():
-        if (len(norms) >= 3 or before) and norm > far * max(usual, 1e-12):
+        if (len(norms) >= 3 or before) and norm > max_norm_ratio * max(usual, 1e-12):
             why = f"its update of length {norm:.3g} is far beyond the usual {usual:.3g}"
             parts[name] = dataclasses.replace(parts[name], outcome="dropped", reason=why)
             del uploads[name]
@@ -112,6 +141,7 @@ def scores_shape(scores: Any, task: Task = "classification") -> tuple[Any, ...]:
         n = {part: _count(scores[f"n_{part}"]) for part in PARTS}
         info = scores["info"]
         named = len(info) <= MANY_INFO and all(name.isidentifier() and len(name) <= 40 for name in info)
+        named &= INNER & set(info) in (INNER, set())
         if not named or not all(abs(_number(value)) <= MOST_INFO for value in info.values()):
             return ()
         if not scores["test"] or set(scores["test"]) != set(scores["train"]):

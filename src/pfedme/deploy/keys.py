@@ -16,42 +16,29 @@ To try things out, the server can also create a client's whole folder, as keys/c
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import datetime
 import hashlib
-import ipaddress
 import os
-import re
-import shutil
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote, unquote
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
-from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
-    NoEncryption,
-    PrivateFormat,
     PublicFormat,
     load_pem_private_key,
     load_ssh_private_key,
     load_ssh_public_key,
 )
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from pfedme.errors import InputError
-from pfedme.files import atomic_write, refuse_file, writing
 
-CA_DAYS, SERVER_DAYS = 3650, 730
 SOON = datetime.timedelta(days=30)
 """A certificate that ends so soon is renewed, or warned about."""
-ALWAYS = ("localhost", "127.0.0.1", "::1")
-"""Names of the server that its certificate is always good for; its own programs call it so."""
 LONGEST_NAME = 200
 """Bytes of a client's name as a file's name."""
 MARK = "pfedme:"
@@ -77,7 +64,7 @@ class ServerKeys:
 
     def warning(self) -> str | None:
         """What is to be said about a certificate that ends soon."""
-        if self.ends - _now() > SOON:
+        if self.ends - utc_now() > SOON:
             return None
         folder = self.certificate.parent
         ends = f"{self.ends:%Y-%m-%d}"
@@ -93,63 +80,56 @@ class ClientKeys:
     name: str
 
 
-def make(
-    folder: Path, hosts: Sequence[str], clients: Sequence[str], given: Mapping[str, bytes] | None = None
-) -> list[str]:
-    """Creates what is missing in a server's folder of keys; returns the names of the clients that are new.
-
-    `clients` are those to create a key for; `given` has the public keys of others, as `received` reads them.
-    No key that exists is overwritten. The server's certificate is created again, for the same key, if `hosts`
-    has a name that it does not cover or if it expires soon; clients do not notice.
-    """
-    refuse_file(folder)
-    given = given or {}
-    hosts = [_host(host) for host in hosts]
-    places = {}
-    for name in (*clients, *given):
-        place = folder_name(name)
-        if place in places.values() and (name not in places or name in given):
-            raise InputError(f"The client '{name}' is named twice.")
-        places[name] = place
-    fresh = not (folder / "ca.crt").exists()
-    if fresh and not hosts:
-        raise InputError("By what name do clients reach the server? Give --server HOST, or HOST,HOST,...")
-    _refuse_conflicts(folder / "clients", given)
-    with writing(folder):
-        for path in (folder, folder / "clients"):
-            path.mkdir(parents=True, exist_ok=True)
-            path.chmod(0o700)
-        _authority(folder)
-        _server(folder, hosts)
-        known = {path.parent.name for path in (folder / "clients").glob("*/key.pub")}
-        new = [name for name, place in places.items() if place not in known]
-        for name in new:
-            place = folder / "clients" / places[name]
-            if name in given:
-                place.mkdir(mode=0o700, exist_ok=True)
-                atomic_write(place / "key.pub", given[name])
-                continue
-            with _whole(place, scratch=folder) as scratch:
-                _write_pair(scratch, places[name])
-                atomic_write(scratch / "ca.crt", (folder / "ca.crt").read_bytes())
-    return new
+def server_keys(folder: Path) -> ServerKeys:
+    """A server's keys, once they are known to be whole, to belong together and to be valid now."""
+    if not folder.is_dir():
+        raise InputError(
+            f"There is no folder {folder}; 'pfedme keys --server HOST --add NAME.pub ...' creates one."
+        )
+    authority, certificate = (read_certificate(folder / name) for name in ("ca.crt", "server.crt"))
+    key = read_private(folder / "server.key", ssh=False)
+    if key.public_key() != certificate.public_key():
+        raise InputError(f"{folder}/server.crt is not the certificate of {folder}/server.key.")
+    try:
+        certificate.verify_directly_issued_by(authority)
+    except (*DAMAGED, InvalidSignature):
+        raise InputError(f"{folder}/server.crt was not made by the authority of {folder}/ca.crt.") from None
+    for path, one in ((folder / "ca.crt", authority), (folder / "server.crt", certificate)):
+        check_dates(path, one)
+    clients, owners = dict[str, Path](), dict[bytes, str]()
+    for path in sorted((folder / "clients").glob("*/key.pub")):
+        name, point = unquote(path.parent.name), point_of(read_public(path))
+        if point in owners:
+            raise InputError(
+                f"The clients '{owners[point]}' and '{name}' have the same key; one of them needs a new one."
+            )
+        clients[name], owners[point] = path, name
+    if not clients:
+        raise InputError(
+            f"There is no client's key in {folder}/clients; 'pfedme keys --add NAME.pub ...' adds one."
+        )
+    return ServerKeys(
+        ca=folder / "ca.crt",
+        certificate=folder / "server.crt",
+        key=folder / "server.key",
+        clients=clients,
+        hosts=tuple(hosts_of(certificate)),
+        ends=certificate.not_valid_after_utc,
+    )
 
 
-def make_own(folder: Path, name: str) -> bool:
-    """Creates a client's own folder with its key; returns whether it is new. A key that exists is kept."""
-    refuse_file(folder)
-    place = folder_name(name)
-    if (folder / "key").exists():
-        if (owner := _pair(folder)) != name:
-            raise InputError(f"{folder} has the key of the client '{owner}'; choose another -o.")
-        return False
-    if folder.exists() and any(folder.iterdir()):
-        raise InputError(f"{folder} is not empty and has no client's key; choose another -o.")
-    with writing(folder):
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with _whole(folder, scratch=folder.parent) as scratch:
-            _write_pair(scratch, place)
-    return True
+def client_keys(folder: Path) -> ClientKeys:
+    """A client's keys, once they are known to be whole, to belong together and to be valid now."""
+    if not folder.is_dir():
+        raise InputError(f"There is no folder {folder}; 'pfedme keys --own NAME -o {folder}' creates it.")
+    name, ca = owner_of(folder), folder / "ca.crt"
+    if not ca.exists():
+        raise InputError(
+            f"{ca} is missing: whoever runs the server sends it after 'pfedme keys --add', which needs this "
+            "client's key.pub."
+        )
+    check_dates(ca, read_certificate(ca))
+    return ClientKeys(ca, folder / "key", name)
 
 
 def received(paths: Sequence[Path]) -> dict[str, bytes]:
@@ -167,11 +147,11 @@ def received(paths: Sequence[Path]) -> dict[str, bytes]:
                 f"{path} is a PRIVATE key: a secret that must not travel. If a client has sent it, delete "
                 "it and let the client create a new one with 'pfedme keys --own'; only key.pub is to be sent."
             )
-        key = _public(path, "ask the client for its key.pub again")
+        key = read_public(path, "ask the client for its key.pub again")
         name = _named(path) or (path.stem if path.name != "key.pub" else "")
         if not name:
             raise InputError(f"{path} does not tell whose key it is; rename it to NAME.pub.")
-        content = _public_line(key, folder_name(name))
+        content = public_line(key, folder_name(name))
         if found.setdefault(name, content) != content:
             raise InputError(f"There are two keys for the client '{name}'; give the one that it uses.")
     return found
@@ -180,9 +160,9 @@ def received(paths: Sequence[Path]) -> dict[str, bytes]:
 def fingerprint(path: Path) -> str:
     """The SHA-256 of a public key or certificate, in a form to read aloud."""
     if path.suffix == ".crt":
-        content = _certificate(path).public_bytes(Encoding.DER)
+        content = read_certificate(path).public_bytes(Encoding.DER)
     else:
-        content = _public(path).public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+        content = read_public(path).public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     digest = hashlib.sha256(content).hexdigest()
     return " ".join(digest[k : k + 4] for k in range(0, len(digest), 4))
 
@@ -206,60 +186,12 @@ def folder_name(name: str) -> str:
     return place
 
 
-def server_keys(folder: Path) -> ServerKeys:
-    """A server's keys, once they are known to be whole, to belong together and to be valid now."""
-    if not folder.is_dir():
-        raise InputError(
-            f"There is no folder {folder}; 'pfedme keys --server HOST --add NAME.pub ...' creates one."
-        )
-    authority, certificate = (_certificate(folder / name) for name in ("ca.crt", "server.crt"))
-    key = _private(folder / "server.key", ssh=False)
-    if key.public_key() != certificate.public_key():
-        raise InputError(f"{folder}/server.crt is not the certificate of {folder}/server.key.")
-    try:
-        certificate.verify_directly_issued_by(authority)
-    except (*DAMAGED, InvalidSignature):
-        raise InputError(f"{folder}/server.crt was not made by the authority of {folder}/ca.crt.") from None
-    for path, one in ((folder / "ca.crt", authority), (folder / "server.crt", certificate)):
-        _valid_now(path, one)
-    clients, owners = dict[str, Path](), dict[bytes, str]()
-    for path in sorted((folder / "clients").glob("*/key.pub")):
-        name, point = unquote(path.parent.name), _point(_public(path))
-        if point in owners:
-            raise InputError(
-                f"The clients '{owners[point]}' and '{name}' have the same key; one of them needs a new one."
-            )
-        clients[name], owners[point] = path, name
-    if not clients:
-        raise InputError(
-            f"There is no client's key in {folder}/clients; 'pfedme keys --add NAME.pub ...' adds one."
-        )
-    return ServerKeys(
-        folder / "ca.crt", folder / "server.crt", folder / "server.key", clients, tuple(_hosts(certificate)),
-        certificate.not_valid_after_utc,
-    )  # fmt: skip
-
-
-def client_keys(folder: Path) -> ClientKeys:
-    """A client's keys, once they are known to be whole, to belong together and to be valid now."""
-    if not folder.is_dir():
-        raise InputError(f"There is no folder {folder}; 'pfedme keys --own NAME -o {folder}' creates it.")
-    name, ca = _pair(folder), folder / "ca.crt"
-    if not ca.exists():
-        raise InputError(
-            f"{ca} is missing: whoever runs the server sends it after 'pfedme keys --add', which needs this "
-            "client's key.pub."
-        )
-    _valid_now(ca, _certificate(ca))
-    return ClientKeys(ca, folder / "key", name)
-
-
-def _pair(folder: Path) -> str:
+def owner_of(folder: Path) -> str:
     """The name of the client whose private and public key are in a folder."""
-    key, public = _private(folder / "key", ssh=True), folder / "key.pub"
+    key, public = read_private(folder / "key", ssh=True), folder / "key.pub"
     name = None
     if public.exists():
-        if _public(public) != key.public_key():
+        if read_public(public) != key.public_key():
             raise InputError(
                 f"{public} does not belong to {folder / 'key'}; put back the folder as it was created."
             )
@@ -267,95 +199,22 @@ def _pair(folder: Path) -> str:
     return name or unquote(folder.absolute().name)
 
 
-def _refuse_conflicts(clients: Path, given: Mapping[str, bytes]) -> None:
-    """Raises an error if a client's key is not the one that is known, or is another client's."""
-    owners = {_point(_public(path)): unquote(path.parent.name) for path in clients.glob("*/key.pub")}
-    for name, content in given.items():
-        place, point = clients / folder_name(name), _point(load_ssh_public_key(content))
-        owner = owners.setdefault(point, name)
-        if owner != name:
-            raise InputError(
-                f"The key of '{name}' is also that of '{owner}'; each client needs its own, which "
-                "'pfedme keys --own' creates."
-            )
-        if (place / "key.pub").exists() and _point(_public(place / "key.pub")) != point:
-            raise InputError(
-                f"The client '{name}' has another key already, {place}/key.pub. If the new one is really its "
-                f"own, delete the folder {place} and try again."
-            )
-
-
-def _authority(folder: Path) -> None:
-    """Makes the certificate authority if there is none."""
-    path = folder / "ca.crt"
-    if path.exists():
-        _certificate(path)
-        return
-    key = _made_or_kept(folder / "ca.key")
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "pfedme federation")])
-    builder = (
-        _dated(name, name, key.public_key(), CA_DAYS)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_usage(signs=True), critical=True)
-    )
-    atomic_write(path, builder.sign(key, hashes.SHA384()).public_bytes(Encoding.PEM))
-
-
-def _server(folder: Path, hosts: Sequence[str]) -> None:
-    """Makes the server's certificate if there is none that does."""
-    path = folder / "server.crt"
-    wanted = list(dict.fromkeys((*ALWAYS, *hosts)))
-    if path.exists():
-        now = _certificate(path)
-        if set(wanted) <= set(_hosts(now)) and now.not_valid_after_utc - _now() > SOON:
-            return
-        wanted = list(dict.fromkeys((*_hosts(now), *wanted)))
-    authority = _certificate(folder / "ca.crt")
-    _valid_now(folder / "ca.crt", authority)
-    if not (folder / "ca.key").exists():
-        raise InputError(
-            f"A certificate for the server needs {folder}/ca.key, which is not there; put it back."
-        )
-    signer = _private(folder / "ca.key", ssh=False)
-    if signer.public_key() != authority.public_key():
-        raise InputError(
-            f"{folder}/ca.key is not the key of {folder}/ca.crt; put back the one that was made with it."
-        )
-    key = _made_or_kept(folder / "server.key")
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "pfedme server")])
-    builder = (
-        _dated(name, authority.subject, key.public_key(), SERVER_DAYS, authority.not_valid_after_utc)
-        .add_extension(x509.SubjectAlternativeName([_general(host) for host in wanted]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_usage(signs=False), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(
-            x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False
-        )
-    )
-    atomic_write(path, builder.sign(signer, hashes.SHA384()).public_bytes(Encoding.PEM))
-
-
-@contextlib.contextmanager
-def _whole(folder: Path, scratch: Path) -> Iterator[Path]:
-    """A folder to fill, in `scratch`, that becomes `folder` once it is complete."""
-    place = Path(tempfile.mkdtemp(dir=scratch, prefix=".client-"))  # of mode 0700
+def hosts_of(certificate: x509.Certificate) -> list[str]:
+    """Names and addresses that a certificate is good for."""
     try:
-        yield place
-        place.rename(folder)
-    except BaseException:
-        shutil.rmtree(place, ignore_errors=True)
-        raise
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return []
+    return [str(name.value) for name in names if isinstance(name, x509.DNSName | x509.IPAddress)]
 
 
-def _write_pair(folder: Path, place: str) -> None:
-    """Creates a client's private and public key; `place` is its name as that of a folder."""
-    key = ec.generate_private_key(ec.SECP384R1())
-    _write_secret(folder / "key", key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
-    atomic_write(folder / "key.pub", _public_line(key.public_key(), place))
+def point_of(key: object) -> bytes:
+    """What tells one public key from another."""
+    assert isinstance(key, ec.EllipticCurvePublicKey)
+    return key.public_bytes(Encoding.X962, PublicFormat.CompressedPoint)
 
 
-def _public_line(key: ec.EllipticCurvePublicKey, place: str) -> bytes:
+def public_line(key: ec.EllipticCurvePublicKey, place: str) -> bytes:
     """The content of key.pub."""
     return key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + f" {MARK}{place}\n".encode()
 
@@ -366,105 +225,8 @@ def _named(path: Path) -> str | None:
     return unquote(comment[0].removeprefix(MARK)) if comment and comment[0].startswith(MARK) else None
 
 
-def _point(key: object) -> bytes:
-    """What tells one public key from another."""
-    assert isinstance(key, ec.EllipticCurvePublicKey)
-    return key.public_bytes(Encoding.X962, PublicFormat.CompressedPoint)
-
-
-def _made_or_kept(path: Path) -> ec.EllipticCurvePrivateKey:
-    if path.exists():
-        return _private(path, ssh=False)
-    key = ec.generate_private_key(ec.SECP384R1())
-    _write_secret(path, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-    return key
-
-
-def _write_secret(path: Path, content: bytes) -> None:
-    """A file that is its owner's alone from the first moment, and that did not exist before."""
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _usage(*, signs: bool) -> x509.KeyUsage:
-    """What a key is for: to sign certificates, or to prove that one is the server."""
-    return x509.KeyUsage(
-        digital_signature=not signs, key_cert_sign=signs, crl_sign=signs, content_commitment=False,
-        key_encipherment=False, data_encipherment=False, key_agreement=False, encipher_only=False,
-        decipher_only=False,
-    )  # fmt: skip
-
-
-def _dated(
-    subject: x509.Name,
-    issuer: x509.Name,
-    key: ec.EllipticCurvePublicKey,
-    days: int,
-    latest: datetime.datetime | None = None,
-) -> x509.CertificateBuilder:
-    # The other side's clock may be a little behind.
-    begins, ends = _now() - datetime.timedelta(hours=1), _now() + datetime.timedelta(days=days)
-    return (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(key)
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(begins)
-        .not_valid_after(min(ends, latest or ends))
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
-    )
-
-
-def _now() -> datetime.datetime:
-    return datetime.datetime.now(datetime.UTC)
-
-
-def _host(text: str) -> str:
-    """A name or an address of the server, in its usual form."""
-    text = text.strip().removeprefix("[").removesuffix("]")
-    try:
-        return str(ipaddress.ip_address(text))
-    except ValueError:
-        pass
-    try:
-        name = text.rstrip(".").encode("idna").decode().lower()
-    except UnicodeError:
-        name = ""
-    if not re.fullmatch(
-        r"(\*\.)?([a-z0-9_]([a-z0-9_-]*[a-z0-9_])?)(\.[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?)*", name
-    ):
-        raise InputError(f"--server '{text}' is no name or address of a machine; leave out port and scheme.")
-    return name
-
-
-def _general(host: str) -> x509.GeneralName:
-    try:
-        return x509.IPAddress(ipaddress.ip_address(host))
-    except ValueError:
-        return x509.DNSName(host)
-
-
-def _hosts(certificate: x509.Certificate) -> list[str]:
-    try:
-        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except x509.ExtensionNotFound:
-        return []
-    return [str(name.value) for name in names if isinstance(name, x509.DNSName | x509.IPAddress)]
-
-
-def _content(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        raise InputError(f"{path} is missing; put back the folder as 'pfedme keys' created it.") from None
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}.") from None
-
-
-def _certificate(path: Path) -> x509.Certificate:
+def read_certificate(path: Path) -> x509.Certificate:
+    """The certificate in a file."""
     try:
         certificate = x509.load_pem_x509_certificate(_content(path))
         certificate.public_key()
@@ -475,7 +237,8 @@ def _certificate(path: Path) -> x509.Certificate:
     return certificate
 
 
-def _private(path: Path, *, ssh: bool) -> ec.EllipticCurvePrivateKey:
+def read_private(path: Path, *, ssh: bool) -> ec.EllipticCurvePrivateKey:
+    """The private key in a file that its owner alone can read."""
     content = _content(path)
     if os.name == "posix" and path.stat().st_mode & 0o077:
         raise InputError(
@@ -492,7 +255,8 @@ def _private(path: Path, *, ssh: bool) -> ec.EllipticCurvePrivateKey:
     return key
 
 
-def _public(path: Path, cure: str = "put back what it was") -> ec.EllipticCurvePublicKey:
+def read_public(path: Path, cure: str = "put back what it was") -> ec.EllipticCurvePublicKey:
+    """The public key in a file; an error names the cure."""
     content = _content(path)
     try:
         key = load_ssh_public_key(content) if len(content.splitlines()) == 1 else None
@@ -503,13 +267,28 @@ def _public(path: Path, cure: str = "put back what it was") -> ec.EllipticCurveP
     return key
 
 
-def _valid_now(path: Path, certificate: x509.Certificate) -> None:
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise InputError(f"{path} is missing; put back the folder as 'pfedme keys' created it.") from None
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}.") from None
+
+
+def check_dates(path: Path, certificate: x509.Certificate) -> None:
+    """Raises an error if a certificate is not valid now."""
     begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
-    if _now() > ends:
+    if utc_now() > ends:
         renew = f"'pfedme keys -o {path.parent}' renews it" if path.name == "server.crt" else "make new keys"
         raise InputError(f"The certificate {path} ended on {ends:%Y-%m-%d}; {renew}.")
-    if _now() < begins:
+    if utc_now() < begins:
         raise InputError(
             f"The certificate {path} is not valid before {begins:%Y-%m-%d %H:%M} UTC; is this machine's "
             "clock right?"
         )
+
+
+def utc_now() -> datetime.datetime:
+    """The time, which certificates tell in UTC."""
+    return datetime.datetime.now(datetime.UTC)

@@ -7,6 +7,7 @@ from typing import Any
 
 from pfedme import __version__
 from pfedme.algorithms import ALGORITHMS, Algorithm
+from pfedme.algorithms.base import rounded_down
 from pfedme.core.models import MODELS, Description
 from pfedme.core.spec import Count, Index, NonNegative, Positive, Seed, build, check, to_json
 from pfedme.deploy.messages import Refusal, Words
@@ -14,10 +15,12 @@ from pfedme.errors import InputError
 
 PORT = 9092
 """The port that Flower's guides have clients connect to, and that firewalls may know."""
-OWN = ("min_clients", "min_replies", "deadline", "tries", "clip", "far", "wait")
+OWN = ("min_clients", "min_replies", "deadline", "max_attempts", "clip", "max_norm_ratio", "join_timeout")
 """The fields of a plan that only a server with clients elsewhere has."""
 UNSEEN_CURVATURE = 100.0
 """What L is taken for where no step size is given: well above that of most standardised tables."""
+LARGEST_STEP = 1.0
+"""The largest η, α, ηλ and αλ/2 that a client accepts unless its owner says otherwise."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,21 +41,20 @@ class Plan:
     """Valid replies that a round needs, or it is repeated; half of the cohort if not given."""
     deadline: Positive = 120.0
     """Seconds that a client has for its part of a round."""
-    tries: Count = 5
+    max_attempts: Count = 5
     """How often a round is tried before the run stops; it can be resumed."""
     clip: NonNegative = 1.0
     """An update longer than this many times the median length, of its round and the rounds before, is
     shortened to that; 0 shortens none."""
-    far: Positive = 10.0
+    max_norm_ratio: Positive = 10.0
     """An update longer than this many times the median length is dropped."""
-    wait: Positive = 3600.0
+    join_timeout: Positive = 3600.0
     """Seconds to wait for enough clients."""
     eval_every: Index = 0
     """Rounds between two evaluations, each of which costs another exchange; 0: only at the end."""
 
     def __post_init__(self) -> None:
-        # The server sees no rows that could tell how large steps may be.
-        object.__setattr__(self, "algorithm", self.algorithm.with_steps(UNSEEN_CURVATURE))
+        object.__setattr__(self, "algorithm", with_cautious_steps(self.algorithm))
 
     def checked(self) -> Plan:
         """This plan, once it is known that it can be carried out."""
@@ -76,6 +78,22 @@ class Plan:
                 for name in ("rounds", "cohort", "seed", "min_clients", "eval_every")
             },
         }
+
+
+def with_cautious_steps(algorithm: Algorithm) -> Algorithm:
+    """The algorithm with step sizes for those that are not given: small enough for tables that the server
+    does not see, and for clients with default limits."""
+    found = algorithm.with_steps(UNSEEN_CURVATURE)
+    lam = getattr(algorithm, "lam", 0.0)
+    limits = {"eta": LARGEST_STEP / max(1.0, lam), "alpha": LARGEST_STEP / max(1.0, lam / 2)}
+    too_large = {
+        name: limit
+        for name, limit in limits.items()
+        if name in algorithm.steps and not getattr(algorithm, name) and getattr(found, name) > limit
+    }
+    return dataclasses.replace(
+        found, **{name: min(limit, rounded_down(limit)) for name, limit in too_large.items()}
+    )
 
 
 def model_words(model: Description) -> Words:

@@ -25,7 +25,7 @@ from pfedme.data.fitting import MOST_CATEGORIES, Moments, Told
 from pfedme.data.forms import PLAIN
 from pfedme.data.schema import Column, Schema
 from pfedme.deploy.messages import Refusal
-from pfedme.deploy.plan import Plan, model_words
+from pfedme.deploy.plan import LARGEST_STEP, Plan, model_words
 from pfedme.errors import InputError, unknown
 
 FILE = "policy.toml"
@@ -58,7 +58,7 @@ class Policy:
     max_draws: Positive = 20.0
     """How often a round may draw each training row, on average: R times B divided by the number of
     rows."""
-    max_step: Positive = 1.0
+    max_step: Positive = LARGEST_STEP
     """Largest step size: η, α, ηλ and αλ/2."""
     max_l2: NonNegative = 0.1
     """Strongest l2 term of a model; a strong one makes each step forget the steps before it."""

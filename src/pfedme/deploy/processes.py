@@ -15,6 +15,7 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from pfedme.deploy.events import VARIABLE, Event, events_file, read_event
 from pfedme.deploy.keeper import LOCK, descendants, held, remove
 from pfedme.errors import InputError, RunError
 from pfedme.files import cache_folder, writing
@@ -35,6 +36,8 @@ class SupervisedProcess:
         with writing(log):
             log.touch(mode=0o600)
         self.log, self.end = log, log.stat().st_size
+        self.told = events_file(home)
+        self.told_end = self.told.stat().st_size if self.told.exists() else 0
         words = [sys.executable, "-I", "-S", str(KEEPER), str(log), str(home), *command]
         # A session of its own, so that Ctrl-C comes to us alone and the order of ending is ours.
         self.process = subprocess.Popen(
@@ -51,6 +54,11 @@ class SupervisedProcess:
         """The whole lines that the log has got since the last call."""
         lines, self.end = lines_since(self.log, self.end)
         return lines
+
+    def events(self) -> list[Event]:
+        """What the command has told since the last call."""
+        lines, self.told_end = lines_since(self.told, self.told_end)
+        return [read_event(line) for line in lines]
 
     def runs(self, program: str) -> bool:
         """Whether the command, or what it has started, runs a program of this name."""
@@ -103,6 +111,7 @@ def environment(home: Path) -> dict[str, str]:
         **off_proxies(),
         "PATH": os.pathsep.join([beside, os.environ.get("PATH", os.defpath)]),
         "FLWR_HOME": str(home),
+        VARIABLE: str(events_file(home)),
         "TMPDIR": str(home),
         "FORWARDED_ALLOW_IPS": "127.0.0.1",  # nobody else tells where a request comes from
         "PYTHONSAFEPATH": "1",  # no module is taken from the folder that a command happens to be started in

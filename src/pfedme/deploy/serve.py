@@ -7,18 +7,15 @@ import json
 import os
 import re
 import time
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pfedme.core.spec import to_json
-from pfedme.deploy.book import LEDGER, LOG, note
-from pfedme.deploy.flower import BUNDLE, command
+from pfedme.deploy.config import ROUNDS, refuse_undeclared
+from pfedme.deploy.control import ControlClient, Status
+from pfedme.deploy.flower import command
 from pfedme.deploy.keys import server_keys
-from pfedme.deploy.link import ControlClient, Status
 from pfedme.deploy.log import MARK
-from pfedme.deploy.plan import Plan
 from pfedme.deploy.processes import (
     SupervisedProcess,
     await_health,
@@ -29,6 +26,7 @@ from pfedme.deploy.processes import (
     private_home,
     refuse_taken,
 )
+from pfedme.deploy.record import LEDGER, LOG, note
 from pfedme.errors import InputError, Interrupted, RunError
 from pfedme.files import atomic_write, writing
 from pfedme.livebar import Rounds
@@ -71,17 +69,6 @@ class Setup:
             raise InputError(f"{out / SETUP} cannot be read ({error}); start a new run.") from None
 
 
-def run_config(plan: Plan, model: str) -> dict[str, Any]:
-    """A plan as the run configuration of the Flower app, as far as the app has a name for it."""
-    app = tomllib.loads((BUNDLE / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
-    own = {field.name: getattr(plan, field.name) for field in dataclasses.fields(plan)}
-    del own["algorithm"], own["model"]
-    own["num_server_rounds"] = own.pop("rounds")
-    named = {"algorithm": plan.algorithm.name, "model": model, **own, **to_json(plan.algorithm)}
-    kebab = {key.replace("_", "-"): value for key, value in named.items()}
-    return {key: value for key, value in kebab.items() if key in app["config"] and value is not None}
-
-
 def refuse_out(out: Path, *, force: bool) -> None:
     """Raises an error if the folder holds something that would be lost."""
     if (out / SETUP).exists() and not force:
@@ -109,6 +96,7 @@ def claim(out: Path) -> None:
 
 def check(setup: Setup) -> str | None:
     """Raises an error if the server cannot start; returns a warning if there is one."""
+    refuse_undeclared(setup.config)
     refuse_taken(setup.host, setup.port)
     if setup.keys is None:
         return None
@@ -125,7 +113,7 @@ def serve(setup: Setup, out: Path, *, resume: bool) -> dict[str, Any]:
     """Carries out a run, in a folder that is claimed, and returns its record."""
     again = f"'pfedme server --resume {out}'"
     try:
-        with private_home() as home, Rounds(setup.config["num-server-rounds"]) as screen:
+        with private_home() as home, Rounds(setup.config[ROUNDS]) as screen:
             status = _serve(setup, out, home, screen, resume=resume)
     except KeyboardInterrupt:
         begun = status_of(out) != NOT_BEGUN
@@ -160,24 +148,24 @@ def _serve(setup: Setup, out: Path, home: Path, screen: Rounds, *, resume: bool)
     ca = keys.ca if keys else None
     with SupervisedProcess([*command("superlink", gate), *options], out / FLOWER_LOG, home) as process:
         await_health(process, setup.host, setup.port, ca)
-        with ControlClient(joined(own_address(setup.host), setup.port), ca) as link:
+        with ControlClient(joined(own_address(setup.host), setup.port), ca) as control:
             if keys:
-                names = link.register(keys.clients)
+                names = control.register(keys.clients)
                 atomic_write(home / "names.json", json.dumps(names))
                 config["names"] = str(home / "names.json")
-            run = link.submit(config)
+            run = control.submit(config)
             gate.touch()
             how = "with TLS and keys" if keys else "in plain text"
             note(out, f"Listening on {joined(setup.host, setup.port)} {how}.")
-            return _watch(process, link, run, out, seen, screen)
+            return _watch(process, control, run, out, seen, screen)
 
 
 def _watch(
-    process: SupervisedProcess, link: ControlClient, run: int, out: Path, seen: int, screen: Rounds
+    process: SupervisedProcess, control: ControlClient, run: int, out: Path, seen: int, screen: Rounds
 ) -> Status:
     """Shows what happens until the run is over."""
     asked = here = heard = time.monotonic()
-    started = False
+    started, rounds = False, dict[str, int]()
     while True:
         for line in process.news():
             if line.startswith(MARK):
@@ -186,7 +174,7 @@ def _watch(
         if now - asked >= ASK_S and process.status is None:
             asked = now
             try:
-                status, heard = link.status(run), now
+                status, heard = control.status(run), now
             except RunError:
                 if now - heard > SILENT_S:
                     raise
@@ -194,12 +182,14 @@ def _watch(
             started |= running
             here = here if started and not running else now
         lines, seen = lines_since(out / LOG, seen)
+        # An event comes before its line, and so is known by now.
+        rounds |= {event.line: event.number for event in process.events() if event.name == "round done"}
         for line in lines:
-            show(screen, line)
+            screen(without_date(line), rounds.pop(line, None))
         if status.over:
             if not status.well:
                 with writing(out), process.log.open("a", encoding="utf-8") as log:
-                    log.write(link.words(run))
+                    log.write(control.words(run))
             return status
         if started and now - here > GONE_S:
             return Status(True, False, f"its process was ended from outside; see {out / FLOWER_LOG}")
@@ -208,11 +198,13 @@ def _watch(
         time.sleep(LOOK_S)
 
 
-def show(screen: Rounds, line: str) -> None:
-    """A line of the run's log on the screen."""
-    told = re.sub(r"^\d{4}-\d\d-\d\d (\S{8})\S* ", r"\1 ", line)
-    done = re.search(r"Round (\d+) of \d+ is done", told)
-    screen(told, int(done[1]) if done else None)
+def without_date(line: str) -> str:
+    """A line of a run's log as people see it on the screen.
+
+    >>> without_date("2024-05-01 12:34:56.789 Finished.")
+    '12:34:56 Finished.'
+    """
+    return re.sub(r"^\d{4}-\d\d-\d\d (\S{8})\S* ", r"\1 ", line)
 
 
 def summary(record: Mapping[str, Any], out: Path) -> list[str]:

@@ -1,12 +1,12 @@
-"""The server's side: rounds with clients that are elsewhere, some of whom fail."""
+"""The server's side: an agreement, then rounds with clients that are elsewhere, some of whom fail."""
 
 from __future__ import annotations
 
 import dataclasses
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,13 +15,16 @@ import numpy as np
 from pfedme.algorithms import Algorithm
 from pfedme.algorithms.base import Cohort
 from pfedme.core.models import Model
-from pfedme.core.tree import Params, from_vectors, to_vectors, vector_shapes
+from pfedme.core.tree import Params, to_vectors
 from pfedme.data.hashing import ids_of_names
 from pfedme.data.schema import Schema
-from pfedme.deploy.agreement import Agreement, agree
-from pfedme.deploy.judge import TRAILING, Upload, clipped, scores_shape, unfit
-from pfedme.deploy.messages import GONE, SHARED, UNBOUND, Content, Kind, Reply, Words
+from pfedme.deploy.agreement import Agreement
+from pfedme.deploy.channel import Channel
+from pfedme.deploy.gather import Gathering, Tell
+from pfedme.deploy.judge import Upload, clipped, judged, scores_shape, unanswered
+from pfedme.deploy.messages import SHARED, UNBOUND, Content, Reply, Words
 from pfedme.deploy.plan import Plan
+from pfedme.deploy.progress import Progress, Stopped
 from pfedme.engine.exchange import Exchange, exchange, first_server, server_key
 from pfedme.engine.simulate import draw_cohort
 from pfedme.errors import RunError
@@ -31,84 +34,8 @@ PATIENCE = 2.0
 """How many times as long as for the others to wait for a client that was late the last time,"""
 FULL_WAIT = 5
 """but for one in so many times, when it has all the time again."""
-REFUSE_S = 10.0
-"""Seconds to wait for a client to say that it has heard why it was turned away."""
-MOST_FAILURES = 3
-"""How often a client may agree and then not accept the agreement before it is turned away."""
-LOOK_S, ASK_AGAIN_S = 0.5, 5.0
-"""Seconds between two looks at who is there, and between two questions to a client whose owner has not yet
-approved the plan."""
-
-
-Enough = Callable[[set[str], float], bool]
-"""Whether to wait no longer for clients, so many seconds after they were asked."""
-
-
-def never(waiting: set[Any], seconds: float) -> bool:
-    """The answer of those who wait until all have answered, or the deadline has come."""
-    return False
-
-
-class Channel(Protocol):
-    """The way to the clients."""
-
-    def present(self) -> list[str]:
-        """The names of the clients that are connected."""
-        ...
-
-    def ask(
-        self, kind: Kind, contents: Mapping[str, Content], deadline: float, enough: Enough = never
-    ) -> dict[str, Reply]:
-        """The replies of clients, each asked for its own content, that come within `deadline` seconds.
-
-        Waits no longer once `enough` is true of the clients that have not answered.
-        """
-        ...
-
-
-@dataclasses.dataclass(frozen=True)
-class Progress:
-    """Where a deployed run stands after `t` rounds; with the plan it determines what follows."""
-
-    t: int
-    server: Any
-    """What the algorithm's server keeps: mostly the shared model."""
-    agreement: Agreement
-    ledger: tuple[Part, ...] = ()
-    """Lines that are not yet written."""
-    attempt: int = 0
-    """How often the next round was tried in vain."""
-    norms: tuple[float, ...] = ()
-    """Lengths of the last updates that counted."""
-    lates: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    """How often clients were late since they last were not."""
-    counted: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    """The last round in which each client's upload counted; the first is 1."""
-    history: tuple[dict[str, Any], ...] = ()
-
-    def noting(self, parts: Sequence[Part]) -> Progress:
-        """This state with more lines of the ledger, and what follows from them."""
-        lates = {**self.lates}
-        for part in parts:
-            lates[part.client] = lates.get(part.client, 0) + 1 if part.outcome == "late" else 0
-        good = [part for part in parts if part.outcome == "counted"]
-        norms = [part.norm for part in good if part.norm is not None]
-        return dataclasses.replace(
-            self, ledger=(*self.ledger, *parts), lates=lates, norms=(*self.norms, *norms)[-TRAILING:],
-            counted={**self.counted, **{part.client: part.round for part in good}},
-        )  # fmt: skip
-
-
-class Stopped(RunError):
-    """Too few clients, or too few good replies too often; the run can be resumed from `progress`."""
-
-    def __init__(self, why: str, progress: Progress | None = None) -> None:
-        super().__init__(why)
-        self.progress = progress
-
-
-Tell = Callable[[str], None]
-"""What is done with a line for the people at the server."""
+LOOK_S = 0.5
+"""Seconds between two looks at who is there."""
 
 
 class Server:
@@ -116,12 +43,9 @@ class Server:
 
     def __init__(self, plan: Plan, channel: Channel, tell: Tell) -> None:
         self.plan, self.channel, self.tell = plan.checked(), channel, tell
+        self.gathering = Gathering(self.plan, channel, tell)
         self.settled = False
         """Whether a round was done since the server started: before that clients may still be coming back."""
-        self.refused: dict[str, str] = {}
-        """Why clients were turned away,"""
-        self.turned_away: set[str] = set()
-        """and who of them is still there."""
         self.unbound: set[str] = set()
         """Clients of the agreement that have to be told it again."""
         self.news: dict[str, Words] = {}
@@ -132,62 +56,13 @@ class Server:
         """and the shapes of what is exchanged under it."""
 
     def begin(self) -> Progress:
-        """Waits for clients, agrees with them on columns, classes and scaling, and makes the first model."""
-        plan, offer = self.plan, self.plan.offer()
-        said, asked_at = dict[str, Words](), dict[str, float]()
-        failures = Counter[str]()
-        waited, told = time.monotonic(), ""
-        while True:
-            present, now = self._forget_who_left(), time.monotonic()
-            said = {name: words for name, words in said.items() if name in present}
-            asked_at = {name: at for name, at in asked_at.items() if name in present}
-            new = {
-                name: Content({"plan": offer}, {})
-                for name in present
-                if name not in said
-                and name not in self.turned_away
-                and now - asked_at.get(name, -ASK_AGAIN_S) >= ASK_AGAIN_S
-            }
-            if len(present) >= plan.min_clients and new:
-                replies = self.channel.ask("agree", new, plan.deadline)
-                # Who does not answer, be it too late or gone, is asked again.
-                asked_at |= {name: now for name, reply in replies.items() if _pending(reply)}
-                said |= {
-                    name: reply.content.words
-                    for name, reply in replies.items()
-                    if reply.content and not _pending(reply)
-                }
-                self._refuse({n: r.error for n, r in replies.items() if r.error and r.error != GONE})
-            if said and len(said) >= plan.min_clients:
-                agreement = agree(said)
-                self._refuse(agreement.refused)
-                said = {name: said[name] for name in agreement.names}
-                if len(said) >= plan.min_clients:
-                    willing = self._bind(agreement)
-                    if willing >= set(said):
-                        break
-                    failures.update(set(said) - willing)
-                    why = "it did not accept the agreement, or did not answer, too often."
-                    self._refuse({n: why for n in set(said) - willing if failures[n] >= MOST_FAILURES})
-                    said = {name: words for name, words in said.items() if name in willing}
-            line = self._waiting(present, asked_at)
-            if line != told:
-                self.tell(line)
-                told = line
-            if time.monotonic() - waited > plan.wait:
-                here = len(present) - len(self.turned_away)
-                raise Stopped(
-                    f"{here} of at least {plan.min_clients} clients came within {plan.wait:g} seconds."
-                )
-            time.sleep(LOOK_S)
-        refused = {name: why for name, why in self.refused.items() if name not in agreement.names}
-        agreement = dataclasses.replace(agreement, refused=refused)
-        for line in agreement.left_out:
-            self.tell(f"{line[0].upper()}{line[1:]}")
-        names = ", ".join(agreement.names)
-        self.tell(f"{len(agreement.names)} clients agree on {agreement.schema.features} features: {names}.")
-        self.tell(f"The agreement's SHA-256 is {agreement.sha256(offer)}.")
+        """Waits for clients that agree, and makes the first model."""
+        agreement = self.gathering.agreement()
         return Progress(0, self.first_server(agreement), agreement)
+
+    def fail(self, why: str) -> None:
+        """Tells all clients that the run has failed, lest they wait for it."""
+        self.gathering.fail(why)
 
     def first_server(self, agreement: Agreement) -> Any:
         """What the algorithm's server keeps before the first round."""
@@ -206,57 +81,6 @@ class Server:
         """The shared model, if there is one."""
         return self.plan.algorithm.shared(progress.server, None)
 
-    def _waiting(self, present: Sequence[str], asked_at: Mapping[str, float]) -> str:
-        here = sum(name not in self.turned_away for name in present)
-        line = f"Waiting for clients: {here} of {self.plan.min_clients} are there."
-        if asked_at:
-            line += f" To be approved by the owners of {', '.join(sorted(asked_at))}."
-        return line
-
-    def _bind(self, agreement: Agreement, names: Sequence[str] | None = None) -> set[str]:
-        """Those of an agreement's clients, or of `names`, that are bound by it now; the others have refused,
-        or have not answered."""
-        plan = self.plan.offer()
-        sha, content = agreement.sha256(plan), Content({"agreement": agreement.words(plan)}, {})
-        replies = self.channel.ask(
-            "join", dict.fromkeys(agreement.names if names is None else names, content), self.plan.deadline
-        )
-        self._refuse({n: r.error for n, r in replies.items() if r.error and r.error != GONE})
-        return {
-            name
-            for name, reply in replies.items()
-            if reply.content is not None and reply.content.words.get("bound") == sha
-        }
-
-    def _refuse(self, reasons: Mapping[str, str]) -> None:
-        reasons = {name: why for name, why in reasons.items() if name not in self.turned_away}
-        for name, why in reasons.items():
-            self.tell(f"Refused {name}: {why}")
-        self.refused |= reasons
-        self.turned_away |= set(reasons)
-        contents = {name: Content({"reason": why}, {}) for name, why in reasons.items()}
-        if contents:
-            self.channel.ask("refuse", contents, self.plan.deadline, lambda _, seconds: seconds > REFUSE_S)
-
-    def fail(self, why: str) -> None:
-        """Tells all clients that the run has failed, lest they wait for it."""
-        content = Content({"reason": why, "over": True}, {})
-        present = [name for name in self.channel.present() if name not in self.turned_away]
-        if present:
-            self.channel.ask("refuse", dict.fromkeys(present, content), self.plan.deadline)
-
-    def _forget_who_left(self) -> list[str]:
-        """The clients that are there; who was turned away and left may come back with another table."""
-        present = self.channel.present()
-        self.turned_away &= set(present)
-        return present
-
-    def _turn_away(self, agreement: Agreement) -> None:
-        """Tells clients that have come after the agreement that the run goes on without them, each once."""
-        new = set(self._forget_who_left()) - {*agreement.names, *self.turned_away}
-        late = "the run had begun when it came; it can take part in the next one."
-        self._refuse(dict.fromkeys(sorted(new), late))
-
     def model_for(self, schema: Schema) -> Model:
         """The model for the columns that were agreed on."""
         features, classes = schema.features, len(schema.labels)
@@ -273,8 +97,8 @@ class Server:
         """The state after one more round, which is tried again as long as too few replies are good."""
         cohort, before, number = self.cohort(progress), progress.attempt, progress.t + 1
         least = self.least(cohort)
-        self._turn_away(progress.agreement)
-        for attempt in range(before + 1, before + self.plan.tries + 1):
+        self.gathering.refuse_latecomers(progress.agreement)
+        for attempt in range(before + 1, before + self.plan.max_attempts + 1):
             self._await(cohort, least if self.settled else len(cohort))
             self.settled = True
             parts, uploads = self.collect(progress, cohort, attempt)
@@ -298,10 +122,14 @@ class Server:
             progress = dataclasses.replace(progress.noting(parts), attempt=attempt)
             self.tell(
                 f"Round {number} had {len(uploads)} good replies of at least {least}; "
-                + ("it is repeated." if attempt < before + self.plan.tries else "that was the last try.")
+                + (
+                    "it is repeated."
+                    if attempt < before + self.plan.max_attempts
+                    else "that was the last try."
+                )
             )
         raise Stopped(
-            f"Round {number} had too few good replies {self.plan.tries} times; its clients must come "
+            f"Round {number} had too few good replies {self.plan.max_attempts} times; its clients must come "
             "back before the run goes on.",
             progress,
         )
@@ -321,42 +149,35 @@ class Server:
         """Waits, for as long as clients have for a round, until enough of a cohort are there."""
         until = time.monotonic() + self.plan.deadline
         while len(set(cohort) & set(self.channel.present())) < least and time.monotonic() < until:
-            time.sleep(0.5)
+            time.sleep(LOOK_S)
 
     def collect(
         self, progress: Progress, cohort: Sequence[str], attempt: int
     ) -> tuple[list[Part], dict[str, Upload]]:
         """What became of each client's part of a round, and the uploads that are good."""
         here = set(self.channel.present()) & set(cohort)
-        if again := sorted(self.unbound & here):
-            self.unbound -= self._bind(progress.agreement, again)
+        self._bind_again(progress.agreement, here)
         replies, waited = self.replies(progress, [name for name in cohort if name in here], cohort, attempt)
-        parts, uploads = dict[str, Part](), dict[str, Upload]()
-        weighted, codec = self.plan.algorithm.aggregation == "samples", self.plan.algorithm.codec
+        self.unbound |= {name for name, reply in replies.items() if reply.error == UNBOUND}
         message = self.exchange(progress.agreement).message
-        shapes = vector_shapes(message)
+        parts, uploads = dict[str, Part](), dict[str, Upload]()
         for name in cohort:
             part = Part(progress.t + 1, attempt, name, "counted")
-            reply = replies.get(name)
-            if reply is None and name not in here:
-                part = dataclasses.replace(part, outcome="absent", reason="it is not connected")
-            elif reply is None:
-                why = f"no reply within {round(waited[name], 1):g} seconds"
-                part = dataclasses.replace(part, outcome="late", reason=why)
-            elif reply.content is None:
-                part = dataclasses.replace(part, outcome="failed", reason=reply.error)
-                if reply.error == UNBOUND:
-                    self.unbound.add(name)
-            elif why := unfit(reply.content, shapes, weighted):
-                part = dataclasses.replace(part, outcome="dropped", reason=why)
-            else:
-                upload = codec.decode(from_vectors(reply.content.arrays, message))
-                uploads[name] = Upload(upload, reply.content.words["rows"] if weighted else 1)
-                rows = uploads[name].rows if weighted else None
-                part = dataclasses.replace(part, norm=uploads[name].norm, rows=rows)
-            parts[name] = part
-        parts, uploads = clipped(parts, uploads, progress.norms, clip=self.plan.clip, far=self.plan.far)
+            if (reply := replies.get(name)) is None:
+                parts[name] = unanswered(part, waited.get(name))
+                continue
+            parts[name], upload = judged(part, reply, self.plan.algorithm, message)
+            if upload is not None:
+                uploads[name] = upload
+        parts, uploads = clipped(
+            parts, uploads, progress.norms, clip=self.plan.clip, max_norm_ratio=self.plan.max_norm_ratio
+        )
         return list(parts.values()), uploads
+
+    def _bind_again(self, agreement: Agreement, here: set[str]) -> None:
+        """Tells clients the agreement that do not know it any more."""
+        if again := sorted(self.unbound & here):
+            self.unbound -= self.gathering.bind(agreement, again)
 
     def replies(
         self, progress: Progress, here: Sequence[str], cohort: Sequence[str], attempt: int
@@ -480,8 +301,3 @@ def _length(new: Any, old: Any) -> float:
     """How far what the server keeps has moved."""
     pairs = zip(_numbers(new), _numbers(old), strict=True)
     return float(np.sqrt(sum(np.sum((a - b) ** 2) for a, b in pairs)))
-
-
-def _pending(reply: Reply) -> bool:
-    """Whether a client's owner has not yet said whether it takes part."""
-    return reply.content is not None and reply.content.words.get("pending") is True

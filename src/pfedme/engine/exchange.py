@@ -13,7 +13,7 @@ from pfedme.core.problem import Problem
 from pfedme.core.tree import Params
 
 FIRST_MODELS, CODEC, SERVER = 2**32 - 1, 2**32 - 3, 2**32 - 4
-"""What is folded into keys for the first models, for codecs and for the server; no round has these numbers."""
+"""What is folded into keys for the first models, for codecs and for the server; no round is as late."""
 
 
 def first_model(model: Model, seed: int, number: int = 0) -> Params:

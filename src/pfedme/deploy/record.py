@@ -18,10 +18,12 @@ from pfedme.core.tree import leaves, tree_of
 from pfedme.data.deployed import Deployed
 from pfedme.data.federation import Federation
 from pfedme.deploy.agreement import Agreement
+from pfedme.deploy.events import Event, emit
 from pfedme.deploy.log import one_line
 from pfedme.deploy.messages import Content
 from pfedme.deploy.plan import Plan
-from pfedme.deploy.server import Progress, Server, Stopped
+from pfedme.deploy.progress import Progress, Stopped
+from pfedme.deploy.server import Server
 from pfedme.engine.evaluation import Evaluation
 from pfedme.engine.metrics import Scores, Spread
 from pfedme.errors import InputError, RunError
@@ -36,11 +38,14 @@ LEDGER = "ledger.csv"
 LOG = "server.log"
 
 
-def note(out: Path, line: str) -> None:
-    """Puts a line into a run's log, with the time."""
+def note(out: Path, line: str, done: int | None = None) -> None:
+    """Puts a line into a run's log, with the time; `done` is how many rounds it says are done."""
     now = datetime.now().isoformat(" ", "milliseconds")
+    text = f"{now} {one_line(line)}"
+    if done is not None:
+        emit(Event("round done", done, text))
     with writing(out), (out / LOG).open("a", encoding="utf-8") as log:
-        log.write(f"{now} {one_line(line)}\n")
+        log.write(f"{text}\n")
 
 
 class DeploymentRecord:
@@ -52,9 +57,9 @@ class DeploymentRecord:
         self.before = 0.0
         """Seconds that earlier parts of the run took."""
 
-    def tell(self, line: str) -> None:
-        """Puts a line into the log."""
-        note(self.folder.path, line)
+    def tell(self, line: str, done: int | None = None) -> None:
+        """Puts a line into the log; see `note`."""
+        note(self.folder.path, line, done)
 
     def run(self, progress: Progress | None) -> Run:
         """The run as a record knows it."""
@@ -75,7 +80,7 @@ class DeploymentRecord:
         """record.json, which says how far the run has come."""
         history = list(progress.history) if progress else []
         spent = self.before + time.monotonic() - self.began
-        record = {
+        content = {
             "status": status,
             "reason": reason,
             "version": __version__,
@@ -95,7 +100,7 @@ class DeploymentRecord:
             else None,
         }
         with writing(self.folder.path):
-            atomic_write(self.folder.record, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+            atomic_write(self.folder.record, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
     def save(self, progress: Progress) -> Progress:
         """Writes the state after a round, from which the run can go on, and its lines of the ledger; returns
@@ -209,22 +214,22 @@ def _scores(sums: list[dict[str, Any]], unit: float) -> Scores:
 
 def carry_out(
     server: Server,
-    book: DeploymentRecord,
+    record: DeploymentRecord,
     *,
     resume: bool,
     agreed: Callable[[Progress], None] = lambda _: None,
 ) -> None:
     """A deployed run from its beginning, or from its last round, to its end; `agreed` is called before its
     first round."""
-    plan, progress = server.plan, book.restore(server) if resume else None
+    plan, progress = server.plan, record.restore(server) if resume else None
     try:
         if progress is None:
-            (book.folder.path / LEDGER).unlink(missing_ok=True)
-            book.write_record("running", None)
-            progress = book.save(server.begin())
-            book.write_record("running", progress)
+            (record.folder.path / LEDGER).unlink(missing_ok=True)
+            record.write_record("running", None)
+            progress = record.save(server.begin())
+            record.write_record("running", progress)
         else:
-            book.tell(f"Resumed before round {progress.t + 1}.")
+            record.tell(f"Resumed before round {progress.t + 1}.")
         agreed(progress)
         while progress.t < plan.rounds:
             if plan.eval_every and progress.t % plan.eval_every == 0:
@@ -233,20 +238,21 @@ def carry_out(
             counted = [part for part in progress.ledger if part.outcome == "counted"]
             shortened = sum(part.clipped is not None for part in counted)
             told = f", {shortened} of them shortened" if shortened else ""
-            progress = book.save(progress)
-            book.tell(f"Round {progress.t} of {plan.rounds} is done, with {len(counted)} clients{told}.")
+            progress = record.save(progress)
+            line = f"Round {progress.t} of {plan.rounds} is done, with {len(counted)} clients{told}."
+            record.tell(line, progress.t)
         progress, told = evaluated(server, progress, last=True)
-        book.finish(server, progress, told)
-        book.tell("Finished.")
+        record.finish(server, progress, told)
+        record.tell("Finished.")
     except (RunError, InputError) as error:
         status = "stopped" if isinstance(error, Stopped) else "failed"
         if isinstance(error, Stopped) and error.progress is not None:
-            progress = book.save(error.progress)
-        book.tell(f"Stopped: {error}")
+            progress = record.save(error.progress)
+        record.tell(f"Stopped: {error}")
         if status == "failed":
             server.fail(str(error))
-        book.write_record(status, progress, str(error))
-        book.report()
+        record.write_record(status, progress, str(error))
+        record.report()
         raise
 
 

@@ -31,8 +31,6 @@ CLIENT_LOG, LOCK = "client.log", "lock"
 LOOK_S = 0.3
 LINGER_S = 15.0
 """Seconds for the server to fetch the last reply: of a client that has left, Flower forgets what it sent."""
-WRONG_SERVER = ("CERTIFICATE_VERIFY_FAILED", "WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE")
-"""What OpenSSL says if it is not the server that it should be, or speaks no TLS; other failures pass."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
 """Seconds before a SuperNode that ended is started again: doubled each time that it did not connect."""
 
@@ -91,7 +89,7 @@ def at_work(state: Path) -> Iterator[None]:
         yield
 
 
-def join(client: Joining, say: Callable[[str], None]) -> None:
+def supervise(client: Joining, say: Callable[[str], None]) -> None:
     """Takes part until the server says that the run is over."""
     pause, seen, asked = FIRST_PAUSE_S, time.monotonic(), Approval(client)
     os.environ[MOST_BYTES] = str(int(1e6 * client.policy.max_megabytes))
@@ -155,38 +153,40 @@ def _watch(
     last was a connection."""
     connected = trying = busy = False
     finished: float | None = None
-    talk = list[str]()
+    happened, talk = set[str](), list[str]()
     while True:
         ended = node.status is not None
+        for event in node.events():
+            happened.add(event.name)
+            match event.name:
+                case "foreign program":
+                    raise RunError(
+                        f"{FOREIGN}; nothing of it was run. Both sides must have the same version of pfedme."
+                    )
+                case "replaced":
+                    raise RunError(
+                        f"{TURNED_OUT}. If that was not you, somebody else has the key: ask whoever runs the "
+                        "server for a new one."
+                    )
+                case "connected":
+                    connected = True
+                    say(f"Connected to {client.server} as {client.table.owner}.")
+                case "working" | "idle":
+                    busy = event.name == "working"
+                case "unreachable" if not trying:
+                    trying = True
+                    if finished is None:
+                        plainly = "" if client.keys else " in plain text"
+                        say(f"The server at {client.server} does not answer{plainly}; trying on.")
+                case "reachable":
+                    if trying and connected:
+                        say("The server is back.")
+                    trying = False
+                case _:
+                    pass
         for line in node.news():
             talk.append(line)
-            if FOREIGN in line:
-                raise RunError(
-                    f"{FOREIGN}; nothing of it was run. Both sides must have the same version of pfedme."
-                )
-            if TURNED_OUT in line:
-                raise RunError(
-                    f"{TURNED_OUT}. If that was not you, somebody else has the key: ask whoever runs the "
-                    "server for a new one."
-                )
-            if "SuperNode ID" in line:
-                connected = True
-                say(f"Connected to {client.server} as {client.table.owner}.")
-            elif "Receiving: " in line:
-                busy = True
-            elif any(words in line for words in ("Sent successfully", "Failed to", "Ignoring")):
-                busy = False
-            elif "Connection attempt failed" in line and not trying:
-                trying = True
-                if finished is not None:
-                    continue
-                plainly = "" if client.keys else " in plain text"
-                say(f"The server at {client.server} does not answer{plainly}; trying on.")
-            elif "Connection successful" in line:
-                if trying and connected:
-                    say("The server is back.")
-                trying = False
-            elif line.startswith(MARK):
+            if line.startswith(MARK):
                 say(line.removeprefix(MARK))
         approval()
         # The last word is answered before the SuperNode is stopped, if there is still somebody to answer.
@@ -209,21 +209,20 @@ def _watch(
             )
         if ended:
             if not connected:
-                _explain(client, talk)
+                _explain(client, happened, talk)
             return False, connected, seen
         time.sleep(LOOK_S)
 
 
-def _explain(client: Joining, talk: list[str]) -> None:
+def _explain(client: Joining, happened: set[str], talk: list[str]) -> None:
     """Raises an error if a SuperNode ended for a reason that stays."""
-    text = "\n".join(talk)
-    if any(words in text for words in WRONG_SERVER):
+    if "wrong server" in happened:
         raise InputError(
             f"The server at {client.server} does not prove to be the one of "
             f"{client.keys.ca if client.keys else 'TLS'}: it has another certificate, another name, or no "
             "TLS. Ask whoever runs it for the right keys and address."
         )
-    if "Failed to initialize the connection" in text and "[code: " in text:
+    if "refused" in happened:
         if client.keys is None:
             raise InputError(
                 f"The server at {client.server} takes clients with a key only; ask for one, and give --keys."
@@ -236,7 +235,7 @@ def _explain(client: Joining, talk: list[str]) -> None:
         ("Exit Code: 606", "another version of Flower"),
         ("Exit Code: 600", "no such address"),
     ):
-        if number in text:
+        if any(number in line for line in talk):
             raise InputError(
                 f"It is impossible to connect to {client.server}: {why}; see {client.state / CLIENT_LOG}."
             )

@@ -1,0 +1,53 @@
+"""Where a deployed run stands."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pfedme.deploy.agreement import Agreement
+from pfedme.deploy.judge import TRAILING
+from pfedme.errors import RunError
+from pfedme.runs.ledger import Part
+
+
+@dataclasses.dataclass(frozen=True)
+class Progress:
+    """Where a deployed run stands after `t` rounds; with the plan it determines what follows."""
+
+    t: int
+    server: Any
+    """What the algorithm's server keeps: mostly the shared model."""
+    agreement: Agreement
+    ledger: tuple[Part, ...] = ()
+    """Lines that are not yet written."""
+    attempt: int = 0
+    """How often the next round was tried in vain."""
+    norms: tuple[float, ...] = ()
+    """Lengths of the last updates that counted."""
+    lates: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """How often clients were late since they last were not."""
+    counted: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """The last round in which each client's upload counted; the first is 1."""
+    history: tuple[dict[str, Any], ...] = ()
+
+    def noting(self, parts: Sequence[Part]) -> Progress:
+        """This state with more lines of the ledger, and what follows from them."""
+        lates = {**self.lates}
+        for part in parts:
+            lates[part.client] = lates.get(part.client, 0) + 1 if part.outcome == "late" else 0
+        good = [part for part in parts if part.outcome == "counted"]
+        norms = [part.norm for part in good if part.norm is not None]
+        return dataclasses.replace(
+            self, ledger=(*self.ledger, *parts), lates=lates, norms=(*self.norms, *norms)[-TRAILING:],
+            counted={**self.counted, **{part.client: part.round for part in good}},
+        )  # fmt: skip
+
+
+class Stopped(RunError):
+    """Too few clients, or too few good replies too often; the run can be resumed from `progress`."""
+
+    def __init__(self, why: str, progress: Progress | None = None) -> None:
+        super().__init__(why)
+        self.progress = progress
