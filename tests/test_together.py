@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from laws import assert_close, assert_same_bits, federation, network, tiny
+from outside import OUTSIDE
 from stops import Results, stop_at
 from stops import tiny as tiny_run
 
@@ -27,7 +28,7 @@ def starts(simulations: list[Simulation]) -> list[State]:
     return [sim.start() for sim in simulations]
 
 
-@pytest.mark.parametrize("cls", ALGORITHMS.values(), ids=ALGORITHMS)
+@pytest.mark.parametrize("cls", [*ALGORITHMS.values(), *OUTSIDE.values()], ids=[*ALGORITHMS, *OUTSIDE])
 def test_runs_together_are_the_runs_by_themselves(cls: type[Algorithm]):
     sims = [
         simulation(tiny(cls, eta=eta), seed, l2)

@@ -281,8 +281,11 @@ def plan_of(config: Mapping[str, Any]) -> Plan:
     name = str(given["algorithm"])
     if name not in ALGORITHMS:
         raise unknown("algorithm", name, ALGORITHMS)
-    fields = field_types(ALGORITHMS[name])
-    algorithm = build(ALGORITHMS[name], {n: given[n] for n in fields if n in given}, f"algorithm '{name}'")
+    if "hyperparameters" in given:
+        fields = json.loads(str(given["hyperparameters"]))
+    else:
+        fields = {n: given[n] for n in field_types(ALGORITHMS[name]) if n in given}
+    algorithm = build(ALGORITHMS[name], fields, f"algorithm '{name}'")
     numbers = {n: given[n] for n in field_types(Plan) if n in given and n not in ("algorithm", "model")}
     numbers["rounds"] = given.get("num_server_rounds", Plan.rounds)
     return Plan(algorithm=algorithm, model=parse_model(str(given["model"])), **numbers).checked()

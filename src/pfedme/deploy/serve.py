@@ -77,7 +77,8 @@ def run_config(plan: Plan, model: str) -> dict[str, Any]:
     own = {field.name: getattr(plan, field.name) for field in dataclasses.fields(plan)}
     del own["algorithm"], own["model"]
     own["num_server_rounds"] = own.pop("rounds")
-    named = {"algorithm": plan.algorithm.name, "model": model, **own, **to_json(plan.algorithm)}
+    own["hyperparameters"] = json.dumps(to_json(plan.algorithm))
+    named = {"algorithm": plan.algorithm.name, "model": model, **own}
     kebab = {key.replace("_", "-"): value for key, value in named.items()}
     return {key: value for key, value in kebab.items() if key in app["config"] and value is not None}
 

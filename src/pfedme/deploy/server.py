@@ -21,7 +21,7 @@ from pfedme.data.schema import Schema
 from pfedme.deploy.agreement import Agreement, agree
 from pfedme.deploy.judge import TRAILING, Upload, clipped, scores_shape, unfit
 from pfedme.deploy.messages import GONE, SHARED, UNBOUND, Content, Kind, Reply, Words
-from pfedme.deploy.plan import Plan
+from pfedme.deploy.plan import Plan, built
 from pfedme.engine.simulate import Exchange, draw_cohort, exchange, first_server, server_key
 from pfedme.errors import RunError
 from pfedme.runs.ledger import Part
@@ -258,8 +258,7 @@ class Server:
 
     def model_for(self, schema: Schema) -> Model:
         """The model for the columns that were agreed on."""
-        features, classes = schema.features, len(schema.labels)
-        return self.plan.model.with_defaults(features).build(features, classes)
+        return built(self.plan.model, schema.features, len(schema.labels))
 
     def cohort(self, progress: Progress) -> list[str]:
         """The clients of the next round: those that a simulation would draw."""

@@ -196,7 +196,7 @@ class Simulation:
         """Before the first round, with what the server keeps then, or with something else."""
         if server is None:
             server = first_server(self.algorithm, self.model, self.seed, self.trained_clients)
-        clients = _first_states(self.algorithm, server, clients=self.trained_clients)
+        clients = _first_states(self.algorithm, self.model, self.seed, server, clients=self.trained_clients)
         return State(0, *replicate((server, clients)))
 
     def cohort_of(self, t: int) -> np.ndarray:
@@ -298,7 +298,7 @@ class Simulation:
         return float(_smoothness(self.model, self.store, self.key, first, who, B or 256))
 
 
-def first_model(model: Model, seed: int, number: int = 0) -> Params:
+def first_model(model: Model, seed: Any, number: int = 0) -> Params:
     """w before the first round; with a `number`, another one for an algorithm that has several."""
     key = jax.random.fold_in(jax.random.key(seed), FIRST_MODELS)
     return model.init(jax.random.fold_in(key, number) if number else key)
@@ -307,7 +307,13 @@ def first_model(model: Model, seed: int, number: int = 0) -> Params:
 def first_server(algorithm: Algorithm, model: Model, seed: int, clients: int) -> Any:
     """What the server keeps before the first round."""
     key = jax.random.fold_in(jax.random.key(seed), SERVER)
-    return algorithm.begin(key, lambda number: first_model(model, seed, number), clients)
+    return algorithm.begin(key, partial(first_model, model, seed), clients)
+
+
+@jax.jit
+def first_state(algorithm: Algorithm, model: Model, seed: Any, sent: Any) -> Any:
+    """What a client keeps before its first round, of what it would be sent then."""
+    return algorithm.init(sent, partial(first_model, model, seed))
 
 
 class Exchange(NamedTuple):
@@ -329,9 +335,10 @@ def exchange(algorithm: Algorithm, model: Model, features: int, clients: int) ->
     y = jax.ShapeDtypeStruct((1,), np.float32 if model.classes == 0 else np.int32)
 
     def round(key: jax.Array, x: jax.Array, y: jax.Array, i: jax.Array) -> Exchange:
-        server = algorithm.begin(key, lambda number: model.init(key), clients)
+        first = partial(first_model, model, 0)
+        server = algorithm.begin(key, first, clients)
         sent = algorithm.send(server, i)
-        state = algorithm.init(sent)
+        state = algorithm.init(sent, first)
         problem = Problem(model, x, y, i, i, i, i, 1, algorithm.batches)
         update = algorithm.client_update(key, problem, sent, state)
         return Exchange(server, sent, state, algorithm.codec.encode(key, update.upload))
@@ -345,10 +352,11 @@ def server_key(seed_key: jax.Array, t: Any) -> jax.Array:
 
 
 @partial(jax.jit, static_argnames="clients")
-def _first_states(algorithm: Algorithm, server: Any, clients: int) -> Any:
-    return jax.vmap(lambda i: algorithm.init(algorithm.send(server, i)), axis_size=clients)(
-        jnp.arange(clients)
-    )
+def _first_states(algorithm: Algorithm, model: Model, seed: Any, server: Any, clients: int) -> Any:
+    def first(i: jax.Array) -> Any:
+        return first_state(algorithm, model, seed, algorithm.send(server, i))
+
+    return jax.vmap(first, axis_size=clients)(jnp.arange(clients))
 
 
 def draw_cohort(by_id: np.ndarray, cohort: int, seed: int, t: int) -> np.ndarray:
