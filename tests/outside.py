@@ -199,9 +199,7 @@ class Opposed:
         x = rng.normal(size=fed.x.shape).astype(np.float32)
         group = np.repeat(np.arange(self.clients) % 2, fed.count)
         y = ((x[:, 0] > 0) ^ (group == 1)).astype(np.int32)
-        return Federation(
-            x=x, y=y, n_train=fed.n_train, n_test=fed.n_test, classes=2, ids=fed.ids
-        ).checked()
+        return Federation(x=x, y=y, n_train=fed.n_train, n_test=fed.n_test, classes=2, ids=fed.ids).checked()
 
 
 def build(features: int, classes: int) -> Model:

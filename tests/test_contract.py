@@ -1,5 +1,5 @@
-"""What every algorithm in the list promises, and those of another package, whatever they do. A new algorithm is
-tested by being listed."""
+"""What every algorithm in the list promises, whatever it does, and those of another package. A new algorithm
+is tested by being listed."""
 
 import dataclasses
 from functools import cache
@@ -39,9 +39,17 @@ from pfedme.training.execute import compilation
 
 N = len(RAGGED)
 EVERY = {**ALGORITHMS, **OUTSIDE}
-every_algorithm = pytest.mark.parametrize("cls", EVERY.values(), ids=EVERY)
-APART = {name: cls for name, cls in EVERY.items() if not cls.pools}
-with_clients = pytest.mark.parametrize("cls", APART.values(), ids=APART)
+SLOW = ("momentum", "clusters")
+
+
+def over(classes: dict[str, type[Algorithm]]) -> pytest.MarkDecorator:
+    """A test of each of these."""
+    marked = (pytest.param(cls, marks=[pytest.mark.slow] * (name in SLOW)) for name, cls in classes.items())
+    return pytest.mark.parametrize("cls", marked, ids=classes)
+
+
+every_algorithm = over(EVERY)
+with_clients = over({name: cls for name, cls in EVERY.items() if not cls.pools})
 """Those whose clients train apart."""
 every_cohort = pytest.mark.parametrize("cohort", [N, 3])
 

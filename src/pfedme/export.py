@@ -380,7 +380,8 @@ def model_of(run: Path | str, client: str | None = None, which: Which | None = N
     which = there[0] if there else "global"
     if not has[which]:
         others = ", ".join(kind for kind in has if has[kind])
-        raise InputError(f"{run} has no {which} model, only: {others}; clients' own need --client.")
+        only = f", only: {others}; clients' own need --client." if others else "; clients have their own."
+        raise InputError(f"{run} has no {which} model{only}")
     if which == "recommended":
         tensors, about = read_models(folder.offered)
     flat = tensors.get("w") if which == "global" else tensors["theta"]

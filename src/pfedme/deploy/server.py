@@ -162,6 +162,7 @@ class Server:
                 self._refuse(agreement.refused)
                 said = {name: said[name] for name in agreement.names}
                 if len(said) >= plan.min_clients:
+                    self.model_for(agreement.schema)  # whatever is wrong with it shows before anyone is bound
                     willing = self._bind(agreement)
                     if willing >= set(said):
                         break
