@@ -395,15 +395,16 @@ def model_of(run: Path | str, client: str | None = None, which: Which | None = N
     elif client is not None:
         _refuse_stranger(folder, client)
     origin = {"client": client if which != "global" else None, "which": which}
-    threshold = None
+    threshold, name = None, about["model"].get("class")
     if folder.record.exists():
         record = folder.read()
         origin["command"] = record.get("command")
+        name = record["config"]["model"]["name"]
         threshold = record.get("threshold", {}).get(which)
     if about["model"].get("kind") == OWN:
         raise InputError(
-            f"The model of this run is Python code of its own, {about['model'].get('class')}, which an "
-            "export cannot hold; use the parameters in model.safetensors, or train one of mlr, dnn and cnn."
+            f"The model of this run is Python code of its own, {name}, which an export cannot hold; use the "
+            "parameters in model.safetensors, or train one of mlr, dnn and cnn."
         )
     try:
         model = model_from_json(about["model"])
