@@ -20,7 +20,7 @@ test-all: lint
 	$(BIN)/pytest -n 2 --dist loadfile -m ''
 
 test-live: $(INSTALLED)
-	$(BIN)/pytest -m '' -s tests/test_live.py tests/test_live_long.py
+	$(BIN)/pytest -m '' -s tests/test_live.py tests/test_live_long.py tests/test_live_outside.py
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -1,11 +1,21 @@
 """Fixtures that several test files share."""
 
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import jax
 import pytest
 from browser import Page, browser, chromium
 from laws import compiling, double_precision
+
+from pfedme.algorithms import ALGORITHMS
+from pfedme.core.models import MODELS
+from pfedme.data import DATA
+
+INSTALLED = Path(__file__).parent / "installed"
+"""The folder of what is installed for some tests."""
 
 
 @pytest.fixture(scope="module")
@@ -19,6 +29,31 @@ def double_precision_throughout() -> Iterator[None]:
 def quickly_compiled() -> Iterator[None]:
     """Programs that are compiled fast rather than to be fast, in all tests of a file."""
     with compiling(optimised=False):
+        yield
+
+
+@contextmanager
+def installed(*folders: Path) -> Iterator[None]:
+    """What the metadata in these folders register is known, and nothing else that other packages register."""
+
+    def forget() -> None:
+        for known in (ALGORITHMS, MODELS, DATA):
+            vars(known).pop("others", None)
+
+    before = list(sys.path)
+    sys.path[:] = [*map(str, folders), *(path for path in before if path != str(INSTALLED))]
+    forget()
+    try:
+        yield
+    finally:
+        sys.path[:] = before
+        forget()
+
+
+@pytest.fixture(scope="module")
+def outside_installed() -> Iterator[None]:
+    """The package `outside` is installed in all tests of a file."""
+    with installed(INSTALLED):
         yield
 
 

@@ -137,7 +137,7 @@ def flat(point: Params | None, stacked: bool = False) -> np.ndarray:
 def start_at(simulation: Simulation, w: np.ndarray) -> State:
     """The state before the first round, with w in place of the random one and in the dtype of w."""
     clients, first = simulation.federation.clients, point(simulation.model, w)
-    one = simulation.algorithm.init(first)
+    one = simulation.algorithm.init(first, lambda _: first)
     return State(0, first, jax.tree.map(lambda a: jnp.broadcast_to(a, (clients, *a.shape)), one))
 
 

@@ -226,7 +226,7 @@ def test_the_examples_of_the_document_work(tmp_path: Path, monkeypatch: pytest.M
     known: dict[str, Any] = {"__name__": "__main__"}
     for block in blocks:
         exec(block, known)
-    assert json.loads(Path("runs/cautious/record.json").read_text())["config"]["algorithm"]["share"] == 0.3
+    assert json.loads(Path("runs/momentum/record.json").read_text())["config"]["algorithm"]["mu"] == 0.3
 
 
 # --- mistakes

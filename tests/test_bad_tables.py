@@ -299,7 +299,7 @@ OPTIONS: list[tuple[str, list[str]]] = [
     ("--data twice --label outcome", ["two files for the client 'a'"]),
     (
         "--data synthetic --label outcome",
-        ["--label is for tables of your own", "--data synthetic is built in"],
+        ["--label is for tables of your own", "--data synthetic is none"],
     ),
     ("--data mnist:clients=7 --impute mean", ["--impute is for tables of your own"]),
 ]

@@ -1,4 +1,5 @@
-"""What every algorithm in the list promises, whatever it does. A new algorithm is tested by being listed."""
+"""What every algorithm in the list promises, whatever it does, and those of another package. A new algorithm
+is tested by being listed."""
 
 import dataclasses
 from functools import cache
@@ -26,6 +27,7 @@ from laws import (
     trajectory,
     with_test_rows,
 )
+from outside import OUTSIDE
 
 from pfedme.algorithms import ALGORITHMS, Algorithm, Alone, FedAvg, Models, Pooled
 from pfedme.algorithms.base import Cohort
@@ -37,9 +39,18 @@ from pfedme.engine.simulate import Simulation, State
 from pfedme.training.timing import compilation
 
 N = len(RAGGED)
-every_algorithm = pytest.mark.parametrize("cls", ALGORITHMS.values(), ids=ALGORITHMS)
-APART = {name: cls for name, cls in ALGORITHMS.items() if not cls.pools}
-with_clients = pytest.mark.parametrize("cls", APART.values(), ids=APART)
+EVERY = {**ALGORITHMS, **OUTSIDE}
+SLOW = ("momentum", "clusters")
+
+
+def over(classes: dict[str, type[Algorithm]]) -> pytest.MarkDecorator:
+    """A test of each of these."""
+    marked = (pytest.param(cls, marks=[pytest.mark.slow] * (name in SLOW)) for name, cls in classes.items())
+    return pytest.mark.parametrize("cls", marked, ids=classes)
+
+
+every_algorithm = over(EVERY)
+with_clients = over({name: cls for name, cls in EVERY.items() if not cls.pools})
 """Those whose clients train apart."""
 every_cohort = pytest.mark.parametrize("cohort", [N, 3])
 
@@ -69,7 +80,7 @@ def own(tree: Any, who: Any) -> Any:
 @every_algorithm
 def test_an_algorithm_is_frozen_listed_by_name_and_documented_field_by_field(cls):
     algorithm = cls()
-    assert ALGORITHMS[algorithm.name] is cls
+    assert EVERY[algorithm.name] is cls
     assert cls.__doc__
     assert set(field_docs(cls)) >= set(field_types(cls))
     check(algorithm, algorithm.name)
@@ -84,7 +95,7 @@ def test_a_clients_part_of_a_round_has_the_promised_form(cls):
     key = jax.random.key(0)
     server = jax.eval_shape(lambda: algorithm.begin(key, lambda _: network().init(key), N))
     sent = jax.eval_shape(algorithm.send, server, jnp.int32(0))
-    state = jax.eval_shape(algorithm.init, sent)
+    state = jax.eval_shape(lambda sent: algorithm.init(sent, lambda _: network().init(key)), sent)
     update = jax.eval_shape(algorithm.client_update, key, own_problem, sent, state)
     models, info = jax.eval_shape(algorithm.answer, key, own_problem, sent, state)
 

@@ -60,13 +60,21 @@ ANSWER_S = 5.0
 class Room(Channel):
     """Clients in the same room as the server."""
 
-    def __init__(self, tables: Path, state: Path, *, share: bool = True) -> None:
+    def __init__(
+        self, tables: Path, state: Path, *, share: bool = True, algorithms: tuple[str, ...] = ()
+    ) -> None:
         self.clients = {
             file.stem: Client(
                 Table(path=str(file), label="sick", owner=file.stem),
                 state / file.stem,
                 share_metrics=share,
-                policy=Policy(approve="any", batch_key="seed", models=("mlr", "dnn"), max_classes=10),
+                policy=Policy(
+                    approve="any",
+                    batch_key="seed",
+                    models=("mlr", "dnn"),
+                    max_classes=10,
+                    algorithms=algorithms,
+                ),
             )
             for file in sorted(tables.glob("*.csv"))
         }

@@ -12,12 +12,11 @@ import jax
 import numpy as np
 
 from pfedme.algorithms import ALGORITHMS, Algorithm
-from pfedme.core.models import MODELS, Description, Model
+from pfedme.core.models import Description, Model, OwnModel, parse_model
 from pfedme.core.spec import check, parse
 from pfedme.data import DATA, Source, parse_data
 from pfedme.engine.choices import Personalize
 from pfedme.errors import InputError, unknown
-from pfedme.runs.foreign import OwnModel
 from pfedme.runs.plan import PLAN
 from pfedme.runs.run import parse_held_out
 
@@ -57,19 +56,19 @@ def algorithm(value: Any) -> Algorithm:
     return check(_traceable(value, "algorithm"), f"algorithm '{value.name}'")
 
 
-def model(value: Any) -> Description | OwnModel:
+def model(value: Any) -> Description:
     """The description of a model; or a model of the user's own."""
     if isinstance(value, str):
-        return parse(value, MODELS, "model")
-    if isinstance(value, type) and issubclass(value, (Model, *MODELS.values())):
+        return parse_model(value)
+    if isinstance(value, type) and issubclass(value, Model | Description):
         raise InputError(f"model is the class {value.__name__}; give an instance, {value.__name__}(...).")
-    if isinstance(value, tuple(MODELS.values())):
-        return check(value, f"model '{type(value).__name__}'")
+    if isinstance(value, Description):
+        return check(_traceable(value, "model"), f"model '{type(value).__name__}'")
     if isinstance(value, Model):
         return OwnModel(model=_traceable(value, "model"))
     raise InputError(
-        "model must be a text such as 'dnn:hidden=100', a description such as DNN(hidden=(100,)), or a "
-        f"Model, not {told(value)}."
+        "model must be a text such as 'dnn:hidden=100' or 'my_package:build', a description such as "
+        f"DNN(hidden=(100,)), or a Model, not {told(value)}."
     )
 
 

@@ -380,7 +380,8 @@ def model_of(run: Path | str, client: str | None = None, which: Which | None = N
     which = there[0] if there else "global"
     if not has[which]:
         others = ", ".join(kind for kind in has if has[kind])
-        raise InputError(f"{run} has no {which} model, only: {others}; clients' own need --client.")
+        only = f", only: {others}; clients' own need --client." if others else "; clients have their own."
+        raise InputError(f"{run} has no {which} model{only}")
     if which == "recommended":
         tensors, about = read_models(folder.offered)
     flat = tensors.get("w") if which == "global" else tensors["theta"]
@@ -394,15 +395,16 @@ def model_of(run: Path | str, client: str | None = None, which: Which | None = N
     elif client is not None:
         _refuse_stranger(folder, client)
     origin = {"client": client if which != "global" else None, "which": which}
-    threshold = None
+    threshold, name = None, about["model"].get("class")
     if folder.record.exists():
         record = folder.read()
         origin["command"] = record.get("command")
+        name = record["config"]["model"]["name"]
         threshold = record.get("threshold", {}).get(which)
     if about["model"].get("kind") == OWN:
         raise InputError(
-            f"The model of this run is Python code of its own, {about['model'].get('class')}, which an "
-            "export cannot hold; use the parameters in model.safetensors, or train one of mlr, dnn and cnn."
+            f"The model of this run is Python code of its own, {name}, which an export cannot hold; use the "
+            "parameters in model.safetensors, or train one of mlr, dnn and cnn."
         )
     try:
         model = model_from_json(about["model"])

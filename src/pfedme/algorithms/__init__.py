@@ -1,4 +1,5 @@
-"""The algorithms, one file each. A new one is its file, its test, and a line in this list."""
+"""The algorithms, one file each. A new one is its file, its test, and a line in this list; other packages
+register theirs."""
 
 from pfedme.algorithms.alone import Alone, Pooled
 from pfedme.algorithms.base import Algorithm, Models, Update
@@ -6,10 +7,13 @@ from pfedme.algorithms.fedavg import FedAvg
 from pfedme.algorithms.fedavg_ft import FedAvgFT
 from pfedme.algorithms.per_fedavg import PerFedAvg
 from pfedme.algorithms.pfedme import PFedMe
+from pfedme.core.plugins import Known
 
-ALGORITHMS: dict[str, type[Algorithm]] = {
-    cls.name: cls for cls in (PFedMe, FedAvg, PerFedAvg, Alone, FedAvgFT, Pooled)
-}
+ALGORITHMS = Known[Algorithm](
+    "algorithms",
+    {cls.name: cls for cls in (PFedMe, FedAvg, PerFedAvg, Alone, FedAvgFT, Pooled)},
+    Algorithm,
+)
 
 __all__ = [
     "ALGORITHMS",

@@ -40,7 +40,12 @@ class Mean(Combine):
 
     def __call__(self, uploads: T, weights: jax.Array, key: jax.Array) -> T:
         """The weighted mean of each array."""
-        return jax.tree.map(lambda a: jnp.tensordot(weights.astype(a.dtype), a, 1), uploads)
+
+        def mean(a: jax.Array) -> jax.Array:
+            kind = a.dtype if jnp.issubdtype(a.dtype, jnp.floating) else weights.dtype
+            return jnp.tensordot(weights.astype(kind), a.astype(kind), 1)
+
+        return jax.tree.map(mean, uploads)
 
 
 @record

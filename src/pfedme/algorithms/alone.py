@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
 import jax
@@ -30,7 +31,7 @@ class Alone(Algorithm):
     l2: Literal["own", "model"] = "own"
     """own: each client chooses its own l2 strength on validation rows; model: all use the model's."""
 
-    def init(self, sent: Params) -> Any:
+    def init(self, sent: Params, first: Callable[[int], Params]) -> Any:
         """θ_i, which starts where the shared model would, and l2_i."""
         return (sent, jnp.zeros(())) if self.l2 == "own" else sent
 

@@ -147,8 +147,13 @@ class Algorithm:
         """What client i, by its place among all clients, receives: by default all that the server keeps."""
         return server
 
-    def init(self, sent: Any, /) -> Any:
-        """What a client keeps before its first round, from what it would be sent then; by default nothing."""
+    def init(self, sent: Any, first: Callable[[int], Params], /) -> Any:
+        """What a client keeps before its first round; by default nothing.
+
+        Arguments:
+            sent: what it would be sent then.
+            first: makes the first models, as for `begin`; every client can make them by itself.
+        """
         return ()
 
     def client_update(self, key: jax.Array, problem: Problem, sent: Any, state: Any, /) -> Update:

@@ -9,6 +9,7 @@ whose minimiser θ_i(w) is the personal model and whose gradient is λ (w − θ
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
 import jax
@@ -65,7 +66,7 @@ class PFedMe(Algorithm):
         """K in each local round."""
         return self.R * self.K
 
-    def init(self, sent: Params) -> Any:
+    def init(self, sent: Params, first: Callable[[int], Params]) -> Any:
         """λ_i, where each client has its own."""
         return jnp.float32(self.lam) if self.rechoose else ()
 

@@ -11,6 +11,7 @@ from importlib import import_module
 from pfedme import __version__
 from pfedme.cli.interrupts import INTERRUPTED
 from pfedme.cli.registry import COMMANDS
+from pfedme.core.plugins import registered
 from pfedme.errors import InputError, Interrupted, RunError, unknown
 
 ALGORITHM_NAMES = "pfedme, fedavg, per-fedavg, alone, fedavg-ft, pooled"
@@ -56,6 +57,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def help_page() -> str:
     """What `pfedme --help` prints."""
     lines = "\n".join(f"  {command.name:<12}{command.help}" for command in COMMANDS.values())
+    groups = {"algorithms": "algorithms", "data": "data sources", "models": "models"}
+    others = {what: ", ".join(entry.name for entry in registered(group)) for group, what in groups.items()}
+    more = "".join(f"{what} of other packages: {names}\n" for what, names in others.items() if names)
     return (
         "usage: pfedme COMMAND [options]\n\n"
         "Personalized federated learning with Moreau envelopes.\n\n"
@@ -63,7 +67,9 @@ def help_page() -> str:
         f"algorithms: {ALGORITHM_NAMES}\n"
         "data:       synthetic, mnist, with options as in mnist:partition=released,\n"
         "            or a table of your own: patients.csv, with --client and --label\n"
-        "models:     mlr, dnn, cnn, with options as in dnn:hidden=100-50\n\n"
+        "models:     mlr, dnn, cnn, with options as in dnn:hidden=100-50,\n"
+        "            or a function of your own: my_package:build\n"
+        f"{more}\n"
         f"{EXAMPLES}\n\n"
         "'pfedme COMMAND --help' lists the options of a command; 'pfedme --version' prints the version."
     )

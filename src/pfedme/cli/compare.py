@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from pfedme.cli.options import new_parser, parsed
-from pfedme.cli.training import ALGORITHM, add_recorded_training, new_folder, runs
+from pfedme.cli.training import add_hyperparameters, add_recorded_training, algorithm_names, new_folder, runs
 from pfedme.errors import InputError
 
 EXAMPLES = """\
@@ -21,10 +21,11 @@ def parser() -> argparse.ArgumentParser:
     about = "Trains several algorithms on the same data; one table, one figure."
     made = new_parser("compare", about, EXAMPLES)
     add_recorded_training(made)
-    made.add_argument("algorithms", metavar="ALGORITHM", nargs="+", help=ALGORITHM)
+    made.add_argument("algorithms", metavar="ALGORITHM", nargs="+", help=algorithm_names())
     made.add_argument(
         "--seeds", type=int, metavar="N", default=1, help="repetitions with seeds --seed, --seed + 1, ... (1)"
     )
+    add_hyperparameters(made)
     return made
 
 

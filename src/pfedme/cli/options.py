@@ -73,7 +73,7 @@ def add_field(
     kind = field_types(owner)[field]
     shown, names = metavar(kind), choices(kind)
     listed = f" One of {', '.join(names)}." if names and "{" not in shown else ""
-    text = before + help_of(owner)[field] + listed + after
+    text = before + help_of(owner).get(field, "") + listed + after
     options.add_argument(option or flag(field), dest=dest or field, metavar=shown, help=text)
 
 
@@ -105,11 +105,11 @@ def add_table(options: Parser, title: str, without: str = "") -> None:
 
 def source(args: argparse.Namespace, inherited: Source | None = None) -> Source:
     """Where the rows come from; what is not said about a table is as in the `inherited` one."""
-    from pfedme.data import BUILT_IN, parse_data
+    from pfedme.data import named, parse_data
     from pfedme.data.table import OPTIONS, Table
 
     given = {field: getattr(args, f"table_{field}") for field in OPTIONS}
-    if isinstance(inherited, Table) and args.data.partition(":")[0] not in BUILT_IN:
+    if isinstance(inherited, Table) and args.data.partition(":")[0] not in named():
         own = {field: getattr(inherited, field) for field in OPTIONS if field != "test"}
         given = {field: value if value is not None else own.get(field) for field, value in given.items()}
     return parse_data(args.data, given)

@@ -7,7 +7,7 @@ import dataclasses
 
 from pfedme.arguments import how
 from pfedme.cli.options import PERSONALIZE, new_parser, parsed
-from pfedme.cli.training import ALGORITHM, add_recorded_training, new_folder, runs
+from pfedme.cli.training import add_hyperparameters, add_recorded_training, algorithm_names, new_folder, runs
 from pfedme.core.spec import check
 from pfedme.runs.run import Run, parse_held_out
 
@@ -24,13 +24,14 @@ def parser() -> argparse.ArgumentParser:
     """The options of `pfedme run`."""
     made = new_parser("run", "Trains one algorithm on a federation and records the result.", EXAMPLES)
     add_recorded_training(made)
-    made.add_argument("algorithm", metavar="ALGORITHM", help=ALGORITHM)
+    made.add_argument("algorithm", metavar="ALGORITHM", help=algorithm_names())
     made.add_argument("--personalize", metavar="HOW", help=PERSONALIZE)
     made.add_argument(
         "--holdout-clients", metavar="WHO",
         help="share of the clients (0.2), or their names joined by commas, to keep out of training, to "
         "see how newcomers fare",
     )  # fmt: skip
+    add_hyperparameters(made)
     return made
 
 

@@ -10,12 +10,12 @@ from typing import Any
 from pfedme.cli.deployment import add_trust, need_flower
 from pfedme.cli.options import Parser, add_debug, add_json, add_out, flag, help_of, new_parser, parsed
 from pfedme.cli.training import (
-    ALGORITHM,
     JSON_ALONE,
     OUT,
     add_hyperparameters,
     add_model,
     add_record,
+    algorithm_names,
     algorithms,
     new_folder,
 )
@@ -43,8 +43,7 @@ def parser() -> argparse.ArgumentParser:
     add_record(made, docs["eval_every"])
     add_json(made, JSON_ALONE)
     add_debug(made)
-    add_hyperparameters(made)
-    add("--algorithm", default="pfedme", help=f"{ALGORITHM} (pfedme)")
+    add("--algorithm", default="pfedme", help=f"{algorithm_names()} (pfedme)")
     _add_own(made)
     add("--listen", metavar="HOST:PORT", help=f"address that clients connect to (0.0.0.0:{PORT})")
     add(
@@ -52,6 +51,7 @@ def parser() -> argparse.ArgumentParser:
         help="resume the run in this folder; only --listen, --json and the options of trust can be given too",
     )  # fmt: skip
     add_trust(made, "folder of the server's certificate and of clients' public keys, from 'pfedme keys'")
+    add_hyperparameters(made)
     return made
 
 

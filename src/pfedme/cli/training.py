@@ -22,17 +22,19 @@ from pfedme.cli.options import (
     help_of,
     source,
 )
-from pfedme.core.models import parse_model
+from pfedme.core.models import MODELS, parse_model
 from pfedme.core.spec import build, check, field_types, parse, to_json
 from pfedme.errors import InputError
 from pfedme.runs.run import CHOICES, NUMBERS, Run
 
-ALGORITHM = ", ".join(ALGORITHMS)
 JSON_ALONE = "print the result as JSON on standard output, and nothing else"
 OUT = "folder for the results; a new one below runs/ if not given"
 TRACK = "log the run to tensorboard or mlflow, with options after a colon; can be given several times"
-HYPERPARAMETERS = list(dict.fromkeys(name for cls in ALGORITHMS.values() for name in field_types(cls)))
-"""The names of all algorithms' fields, each once."""
+
+
+def algorithm_names() -> str:
+    """The algorithms, for help."""
+    return ", ".join(ALGORITHMS)
 
 
 def add_recorded_training(parser: Parser) -> None:
@@ -43,7 +45,6 @@ def add_recorded_training(parser: Parser) -> None:
     parser.add_argument("--track", action="append", default=[], metavar="TRACKER", help=TRACK)
     add_json(parser, JSON_ALONE)
     add_debug(parser)
-    add_hyperparameters(parser)
 
 
 def add_simulation(parser: Parser) -> None:
@@ -67,9 +68,12 @@ def add_simulation(parser: Parser) -> None:
 
 def add_model(options: Options) -> None:
     """Adds `--model`."""
+    others = "".join(f", {name}" for name in MODELS.others)
     options.add_argument(
-        "--model", default="mlr", help="mlr (softmax or ridge regression), dnn, or cnn for images (mlr)"
-    )
+        "--model", default="mlr",
+        help=f"mlr (softmax or ridge regression), dnn, or cnn for images{others}; or my_package:build, a "
+        "function of your own that takes the numbers of features and classes and returns a Model (mlr)",
+    )  # fmt: skip
 
 
 def add_record(options: Options, eval_every: str) -> None:
@@ -79,9 +83,16 @@ def add_record(options: Options, eval_every: str) -> None:
 
 
 def add_hyperparameters(parser: Parser) -> None:
-    """Adds an option for every hyperparameter, with the algorithms that have it and their defaults."""
+    """Adds an option for every hyperparameter, with the algorithms that have it and their defaults.
+
+    This comes last: one that is called like another option has none, and is given as in NAME:field=value.
+    """
     group = parser.add_argument_group("hyperparameters")
-    for name in HYPERPARAMETERS:
+    taken = {action.dest for action in parser._actions}
+    names = dict.fromkeys(name for cls in ALGORITHMS.values() for name in field_types(cls))
+    own = [name for name in names if name not in taken and flag(name) not in parser._option_string_actions]
+    parser.set_defaults(hyperparameters=own)
+    for name in own:
         owners = [cls for cls in ALGORITHMS.values() if name in field_types(cls)]
         whose = "" if len(owners) == len(ALGORITHMS) else f"[{', '.join(cls.name for cls in owners)}] "
         add_field(group, owners[0], name, before=whose, after=f" ({_defaults(owners, name)})")
@@ -106,7 +117,7 @@ def _rounds(text: str) -> int:
 
 def given_hyperparameters(args: argparse.Namespace) -> dict[str, str]:
     """The hyperparameters that have options on the command line, as texts."""
-    return {name: value for name in HYPERPARAMETERS if (value := getattr(args, name)) is not None}
+    return {name: value for name in args.hyperparameters if (value := getattr(args, name)) is not None}
 
 
 def algorithms(args: argparse.Namespace, texts: Sequence[str]) -> list[Algorithm]:

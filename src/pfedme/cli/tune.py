@@ -12,11 +12,11 @@ from pfedme.arguments import given_in, searching
 from pfedme.cli.interrupts import same_command_resumes
 from pfedme.cli.options import add_debug, add_json, add_out, new_parser, parsed
 from pfedme.cli.training import (
-    ALGORITHM,
     JSON_ALONE,
     OUT,
     add_hyperparameters,
     add_simulation,
+    algorithm_names,
     given_hyperparameters,
     new_folder,
     runs,
@@ -44,8 +44,7 @@ def parser() -> argparse.ArgumentParser:
     add_out(made, OUT)
     add_json(made, JSON_ALONE)
     add_debug(made)
-    add_hyperparameters(made)
-    made.add_argument("algorithm", metavar="ALGORITHM", help=ALGORITHM)
+    made.add_argument("algorithm", metavar="ALGORITHM", help=algorithm_names())
     made.add_argument(
         "--trials", type=int, metavar="N", help="number of trials (30; with grid, all of its points)"
     )
@@ -53,6 +52,7 @@ def parser() -> argparse.ArgumentParser:
         "--search", choices=("tpe", "grid"), default="tpe",
         help="tpe, which learns from the trials so far, or a grid in a random order drawn from --seed (tpe)",
     )  # fmt: skip
+    add_hyperparameters(made)
     return made
 
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from pfedme.core.convolution import stage
+from pfedme.core.plugins import Known
 from pfedme.core.spec import Bound, Count, Index, NonNegative, build, parse
 from pfedme.core.tree import Params, record
 from pfedme.errors import InputError
@@ -262,16 +264,27 @@ def model_from_json(document: dict[str, Any]) -> Model:
     return build(CNN, fields, "the model").build(sizes.features, sizes.classes)
 
 
+class Description:
+    """What a run is given, and what a record stores, of a model; its fields are the model's options.
+
+    What other packages register are `@record` dataclasses that derive from it and have `build`.
+    """
+
+    def with_defaults(self, features: int, shape: tuple[int, ...] = ()) -> Self:
+        """This description with every default filled in, for rows of so many features and of this shape."""
+        return self
+
+    def build(self, features: int, classes: int, shape: tuple[int, ...] = ()) -> Model:
+        """The model for rows of so many features and classes, which are 0 for a regression."""
+        raise NotImplementedError
+
+
 @record
-class MLR:
+class MLR(Description):
     """Softmax regression; on labels that are numbers, linear regression."""
 
     l2: NonNegative = 0.0
     """Strength of the l2 term in every client's loss, over weights and biases; 0.001 in the paper's table."""
-
-    def with_defaults(self, features: int, shape: tuple[int, ...] = ()) -> MLR:
-        """This description with every default filled in, for rows of so many features."""
-        return self
 
     def build(self, features: int, classes: int, shape: tuple[int, ...] = ()) -> Network:
         """The model for rows of so many features and classes."""
@@ -279,7 +292,7 @@ class MLR:
 
 
 @record
-class DNN:
+class DNN(Description):
     """A network of linear layers with ReLU between them."""
 
     hidden: tuple[int, ...] | None = None
@@ -301,7 +314,7 @@ class DNN:
 
 
 @record
-class CNN:
+class CNN(Description):
     """A convolutional network for rows that are images."""
 
     channels: tuple[int, ...] = (8, 16)
@@ -353,13 +366,100 @@ class CNN:
         )  # fmt: skip
 
 
-Description = MLR | DNN | CNN
-"""What a record stores of a model."""
-MODELS: dict[str, type[MLR] | type[DNN] | type[CNN]] = {"mlr": MLR, "dnn": DNN, "cnn": CNN}
+MODELS = Known[Description]("models", {"mlr": MLR, "dnn": DNN, "cnn": CNN}, Description)
+
+
+@record
+class OwnModel(Description):
+    """The description of a model that is an object, whatever the rows are."""
+
+    model: Model
+
+    @property
+    def path(self) -> str:
+        """What a record calls it: `module:Class`."""
+        return f"{type(self.model).__module__}:{type(self.model).__qualname__}"
+
+    def build(self, features: int, classes: int, shape: tuple[int, ...] = ()) -> Model:
+        """The model, once it is known to fit rows of so many features and classes."""
+        return _fitting(self.model, self.path, features, classes)
+
+
+@record
+class MadeModel(Description):
+    """The description of a model that a function `build(features, classes)` of the user's own makes."""
+
+    path: str
+    """`module:function`, which is what a record calls it."""
+
+    def build(self, features: int, classes: int, shape: tuple[int, ...] = ()) -> Model:
+        """What the function returns, once it is known to fit."""
+        try:
+            function = imported(self.path)
+        except Exception as error:  # whatever a module of somebody else raises
+            raise InputError(
+                f"The model {self.path} cannot be imported ({_why(error)}); its module must be installed, or "
+                "in a folder that PYTHONPATH names."
+            ) from None
+        if not callable(function):
+            raise InputError(f"The model {self.path} is no function build(features, classes).")
+        try:
+            model = function(features, classes)
+        except Exception as error:
+            raise InputError(
+                f"The function {self.path} makes no model of {features} features and {classes} classes: "
+                f"{_why(error)}."
+            ) from error
+        if not isinstance(model, Model):
+            raise InputError(f"The function {self.path} must return a pfedme.Model, not {model!r:.60}.")
+        return _fitting(model, self.path, features, classes)
+
+
+def imported(path: str) -> Any:
+    """What is called `module:name` or `module:name.name`."""
+    module, _, names = path.partition(":")
+    found: Any = importlib.import_module(module)
+    for name in names.split("."):
+        found = getattr(found, name)
+    return found
+
+
+def _fitting(model: Model, name: str, features: int, classes: int) -> Model:
+    """A model of the user's own, once it is known to fit rows of so many features and classes."""
+    if model.classes is None:
+        model = dataclasses.replace(model, classes=classes)
+    wanted = classes or 1
+    try:
+        theta = jax.eval_shape(model.init, jax.random.key(0))
+        rows = jax.ShapeDtypeStruct((2, features), "float32")
+        shape = tuple(jax.eval_shape(model.apply, theta, rows).shape)
+    except (TypeError, ValueError, AssertionError) as error:
+        raise InputError(
+            f"The model {name} cannot be applied to rows of {features} numbers: {_why(error)}"
+        ) from None
+    if model.classes != classes or shape != (2, wanted):
+        told = f"{classes} classes" if classes else "a quantity (classes=0)"
+        raise InputError(
+            f"The model {name} makes scores of shape {shape} from 2 rows, for {model.classes} classes; the "
+            f"data has {told}, so the shape must be (2, {wanted})."
+        )
+    return model
+
+
+def _why(error: Exception) -> str:
+    return str(error).partition("\n")[0] or type(error).__name__
 
 
 def parse_model(text: str) -> Description:
-    """The model that `mlr`, `dnn:hidden=100-50,l2=0.001`, `cnn:channels=8-16`, ... describes."""
+    """The model that `mlr`, `dnn:hidden=100-50,l2=0.001`, `cnn:channels=8-16`, ... describes, or that the
+    function `my_package:build` makes.
+
+    >>> parse_model("my_package:build")
+    MadeModel(path='my_package:build')
+    """
+    module, colon, name = text.partition(":")
+    if colon and module not in MODELS and all(map(str.isidentifier, f"{module}.{name}".split("."))):
+        return MadeModel(path=text)
     return parse(text, MODELS, "model")
 
 

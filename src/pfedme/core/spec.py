@@ -163,7 +163,10 @@ def field_docs(cls: type) -> dict[str, str]:
     for owner in reversed(cls.__mro__):
         if not dataclasses.is_dataclass(owner):
             continue
-        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(owner))).body
+        try:
+            (definition,) = ast.parse(textwrap.dedent(inspect.getsource(owner))).body
+        except (OSError, TypeError):  # a class without source, such as one of another package
+            continue
         body = typing.cast(ast.ClassDef, definition).body
         for node, after in itertools.pairwise(body):
             if (

@@ -1,11 +1,13 @@
-"""Where federations come from. A new source is a dataclass with `load()` and a line in this list."""
+"""Where federations come from. A new source is a dataclass with `load()` and a line in this list; other
+packages register theirs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
+from pfedme.core.plugins import Known
 from pfedme.core.spec import build, parse
 from pfedme.data.deployed import Deployed
 from pfedme.data.federation import Federation
@@ -16,6 +18,7 @@ from pfedme.data.table import OPTIONS, Table
 from pfedme.errors import InputError, unknown
 
 
+@runtime_checkable
 class Source(Protocol):
     """A description of a federation, complete enough to make it again."""
 
@@ -27,7 +30,12 @@ class Source(Protocol):
 
 
 BUILT_IN: dict[str, type[Source]] = {cls.name: cls for cls in (Synthetic, Mnist)}
-DATA: dict[str, type[Source]] = {**BUILT_IN, Table.name: Table, Deployed.name: Deployed}
+DATA = Known[Source]("data", {**BUILT_IN, Table.name: Table, Deployed.name: Deployed}, Source, traced=False)
+
+
+def named() -> dict[str, type[Source]]:
+    """The sources that are asked for by name: our own, and those of other packages."""
+    return BUILT_IN | DATA.others
 
 
 def parse_data(text: str, options: Mapping[str, Any] | None = None) -> Source:
@@ -36,17 +44,17 @@ def parse_data(text: str, options: Mapping[str, Any] | None = None) -> Source:
     `options` are fields of `Table`, as texts, and of no use to other sources.
     """
     given = {name: value for name, value in (options or {}).items() if value is not None}
-    name = text.partition(":")[0]
-    if name not in BUILT_IN and text and (is_table(Path(text)) or Path(text).exists()):
+    name, known = text.partition(":")[0], named()
+    if name not in known and text and (is_table(Path(text)) or Path(text).exists()):
         return build(Table, {**given, "path": text}, "the table").pinned()
-    if name in BUILT_IN and given:
+    if name in known and given:
         raise InputError(
-            f"{OPTIONS[next(iter(given))]} is for tables of your own, and --data {name} is built in; leave "
-            "the option out."
+            f"{OPTIONS[next(iter(given))]} is for tables of your own, and --data {name} is none; leave the "
+            "option out."
         )
-    if name not in BUILT_IN:
-        raise unknown("data", name, [*BUILT_IN, "or the path of a table"])
-    return parse(text, BUILT_IN, "data")
+    if name not in known:
+        raise unknown("data", name, [*known, "or the path of a table"])
+    return parse(text, known, "data")
 
 
 def pinned(source: Source) -> Source:

@@ -33,10 +33,10 @@ from pfedme.deploy.log import one_line
 from pfedme.deploy.memory import Memory
 from pfedme.deploy.messages import SHARED, Content, Refusal, Words, misfit
 from pfedme.deploy.pins import Pins
-from pfedme.deploy.plan import Plan, offered
+from pfedme.deploy.plan import Plan, built, offered
 from pfedme.deploy.policy import LONGEST_TEXT, Policy
 from pfedme.engine.evaluation import Evaluation
-from pfedme.engine.exchange import Exchange, exchange
+from pfedme.engine.exchange import Exchange, exchange, first_state
 from pfedme.engine.metrics import Scores
 from pfedme.engine.simulate import Simulation
 from pfedme.errors import InputError
@@ -186,9 +186,7 @@ class Bound:
     @cached_property
     def model(self) -> Model:
         """The model for the columns that were agreed on."""
-        return self.plan.model.with_defaults(self.schema.features).build(
-            self.schema.features, len(self.schema.labels)
-        )
+        return built(self.plan.model, self.schema.features, len(self.schema.labels))
 
     @cached_property
     def parameters(self) -> Any:
@@ -241,8 +239,11 @@ class Task:
         if bound.plan.algorithm.has_global:
             self.shared = from_vectors(shared, bound.parameters) if shared else self.sent
         self.memory = Memory(client.state, pinned["id"], bound.exchange.state)
-        first = jax.jit(bound.plan.algorithm.init)
-        self.kept = self.memory.recall(asked.words.get("counted"), lambda: first(self.sent))
+
+        def first() -> Any:
+            return first_state(bound.plan.algorithm, bound.model, bound.plan.seed, self.sent)
+
+        self.kept = self.memory.recall(asked.words.get("counted"), first)
         """and what the client keeps."""
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pfedme.deploy.agreement import Agreement, agree
 from pfedme.deploy.channel import Channel
 from pfedme.deploy.messages import GONE, Content, Reply, Words
-from pfedme.deploy.plan import Plan
+from pfedme.deploy.plan import Plan, built
 from pfedme.deploy.progress import Stopped
 
 REFUSE_S = 10.0
@@ -93,6 +93,8 @@ class Gathering:
         self.said = {name: self.said[name] for name in found.names}
         if len(self.said) < least:
             return None
+        # Whatever is wrong with the model shows before anyone is bound.
+        built(self.plan.model, found.schema.features, len(found.schema.labels))
         willing = self.bind(found)
         if unwilling := set(self.said) - willing:
             self.failures.update(unwilling)

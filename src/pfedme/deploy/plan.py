@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from pfedme import __version__
 from pfedme.algorithms import ALGORITHMS, Algorithm
 from pfedme.algorithms.base import rounded_down
-from pfedme.core.models import MODELS, Description
+from pfedme.core.models import MODELS, Description, Model, model_from_json
 from pfedme.core.spec import Count, Index, NonNegative, Positive, Seed, build, check, to_json
 from pfedme.deploy.messages import Refusal, Words
 from pfedme.errors import InputError
+from pfedme.runs.foreign import name_of
 
 PORT = 9092
 """The port that Flower's guides have clients connect to, and that firewalls may know."""
@@ -63,6 +65,7 @@ class Plan:
             raise InputError(
                 f"{self.algorithm.name} trains no shared model, so that there is nothing for a server to do."
             )
+        model_words(self.model)
         if getattr(self.algorithm, "rechoose", 0):
             raise InputError("--rechoose is for simulations; leave it out.")
         return self
@@ -98,8 +101,26 @@ def with_cautious_steps(algorithm: Algorithm) -> Algorithm:
 
 def model_words(model: Description) -> Words:
     """The description of a model as JSON values."""
-    name = next(name for name, cls in MODELS.items() if type(model) is cls)
-    return {"name": name, **to_json(model)}
+    names = [name for name, cls in MODELS.items() if type(model) is cls]
+    if not names:
+        raise InputError(
+            f"{name_of(model)} is for simulations: clients elsewhere import no code that a server names. "
+            "Register it as a model on both sides, by an entry point."
+        )
+    return {"name": names[0], **to_json(model)}
+
+
+def built(model: Description, features: int, classes: int) -> Model:
+    """The model for the columns that were agreed on, once it is known that it can be kept in a file."""
+    made = model.with_defaults(features).build(features, classes)
+    try:
+        model_from_json(made.to_json())
+    except (NotImplementedError, InputError):
+        raise Refusal(
+            f"the model '{model_words(model)['name']}' is made of functions, which no file can hold; it is "
+            "for simulations"
+        ) from None
+    return made
 
 
 def offered(words: Any) -> Plan:
@@ -131,9 +152,12 @@ def offered(words: Any) -> Plan:
         raise Refusal("the server's plan cannot be read") from None
 
 
-def _part(words: Words, known: dict[str, Any], what: str) -> Any:
+def _part(words: Words, known: Mapping[str, Any], what: str) -> Any:
     fields = dict(words)
     name = fields.pop("name")
     if name not in known:
-        raise Refusal(f"it does not know the {what} '{str(name)[:60]}'")
+        raise Refusal(
+            f"it does not know the {what} '{str(name)[:60]}'; the package that has it must be installed on "
+            "both sides"
+        )
     return build(known[name], fields, f"{what} '{name}'")

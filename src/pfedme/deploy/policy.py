@@ -77,7 +77,8 @@ class Policy:
     """Models that may be trained, joined by commas. In other models, a server can set hidden units so that
     they capture single rows."""
     algorithms: tuple[str, ...] = ()
-    """Algorithms that may be used, joined by commas; all if not given."""
+    """Algorithms that may be used, joined by commas; if not given, all that are part of pfedme, and none of
+    another package."""
     columns: tuple[str, ...] = ()
     """Columns that may be used, joined by commas; all that --features and --drop leave if not given."""
 
@@ -113,19 +114,20 @@ class Policy:
     def check_plan(self, plan: Plan) -> None:
         """Raises a refusal if a plan asks for more than this policy allows."""
         algorithm = plan.algorithm
-        if self.algorithms and algorithm.name not in self.algorithms:
-            raise Refusal(f"its policy allows {', '.join(self.algorithms)}, and not {algorithm.name}")
+        allowed = self.algorithms or tuple(ALGORITHMS.own)
+        if algorithm.name not in allowed:
+            raise Refusal(f"its policy allows {', '.join(allowed)}, and not {algorithm.name} (--algorithms)")
         if (model := model_words(plan.model)["name"]) not in self.models:
             raise Refusal(f"its policy allows the model {', '.join(self.models)}, and not {model} (--models)")
         if algorithm.batches != "random" and self.batch_key == "secret":
             raise Refusal("the plan does not draw mini-batches at random (--batch-key seed would allow it)")
         eta, lam = algorithm.eta, getattr(algorithm, "lam", 0.0)
-        batch, steps = algorithm.B, algorithm.R
+        batch, steps, l2 = algorithm.B, algorithm.R, getattr(plan.model, "l2", 0.0)
         limits: list[tuple[str, bool, float, str]] = [
             ("B", batch >= self.min_batch, batch, "min_batch"),
             ("R", steps >= self.min_steps, steps, "min_steps"),
             ("rounds", plan.rounds <= self.max_rounds, plan.rounds, "max_rounds"),
-            ("l2", plan.model.l2 <= self.max_l2, plan.model.l2, "max_l2"),
+            ("l2", l2 <= self.max_l2, l2, "max_l2"),
         ]
         alpha = getattr(algorithm, "alpha", 0.0)
         sizes = {"eta": eta, "alpha": alpha, "eta times lam": eta * lam}

@@ -23,7 +23,7 @@ from pfedme.deploy.channel import Channel
 from pfedme.deploy.gather import Gathering, Tell
 from pfedme.deploy.judge import Upload, clipped, judged, scores_shape, unanswered
 from pfedme.deploy.messages import SHARED, UNBOUND, Content, Reply, Words
-from pfedme.deploy.plan import Plan
+from pfedme.deploy.plan import Plan, built
 from pfedme.deploy.progress import Progress, Stopped
 from pfedme.engine.exchange import Exchange, exchange, first_server, server_key
 from pfedme.engine.simulate import draw_cohort
@@ -83,8 +83,7 @@ class Server:
 
     def model_for(self, schema: Schema) -> Model:
         """The model for the columns that were agreed on."""
-        features, classes = schema.features, len(schema.labels)
-        return self.plan.model.with_defaults(features).build(features, classes)
+        return built(self.plan.model, schema.features, len(schema.labels))
 
     def cohort(self, progress: Progress) -> list[str]:
         """The clients of the next round: those that a simulation would draw."""

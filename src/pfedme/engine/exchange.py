@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -16,7 +17,7 @@ FIRST_MODELS, CODEC, SERVER = 2**32 - 1, 2**32 - 3, 2**32 - 4
 """What is folded into keys for the first models, for codecs and for the server; no round is as late."""
 
 
-def first_model(model: Model, seed: int, number: int = 0) -> Params:
+def first_model(model: Model, seed: Any, number: int = 0) -> Params:
     """w before the first round; with a `number`, another one for an algorithm that has several."""
     key = jax.random.fold_in(jax.random.key(seed), FIRST_MODELS)
     return model.init(jax.random.fold_in(key, number) if number else key)
@@ -25,7 +26,13 @@ def first_model(model: Model, seed: int, number: int = 0) -> Params:
 def first_server(algorithm: Algorithm, model: Model, seed: int, clients: int) -> Any:
     """What the server keeps before the first round."""
     key = jax.random.fold_in(jax.random.key(seed), SERVER)
-    return algorithm.begin(key, lambda number: first_model(model, seed, number), clients)
+    return algorithm.begin(key, partial(first_model, model, seed), clients)
+
+
+@jax.jit
+def first_state(algorithm: Algorithm, model: Model, seed: Any, sent: Any) -> Any:
+    """What a client keeps before its first round, of what it would be sent then."""
+    return algorithm.init(sent, partial(first_model, model, seed))
 
 
 class Exchange(NamedTuple):
@@ -47,9 +54,10 @@ def exchange(algorithm: Algorithm, model: Model, features: int, clients: int) ->
     y = jax.ShapeDtypeStruct((1,), np.float32 if model.classes == 0 else np.int32)
 
     def round(key: jax.Array, x: jax.Array, y: jax.Array, i: jax.Array) -> Exchange:
-        server = algorithm.begin(key, lambda number: model.init(key), clients)
+        first = partial(first_model, model, 0)
+        server = algorithm.begin(key, first, clients)
         sent = algorithm.send(server, i)
-        state = algorithm.init(sent)
+        state = algorithm.init(sent, first)
         problem = Problem(model, x, y, i, i, i, i, 1, algorithm.batches)
         update = algorithm.client_update(key, problem, sent, state)
         return Exchange(server, sent, state, algorithm.codec.encode(key, update.upload))

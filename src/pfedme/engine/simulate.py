@@ -25,7 +25,7 @@ from pfedme.core.tree import Params
 from pfedme.data.federation import Federation, Part
 from pfedme.engine.devices import over_devices, padded, replicate
 from pfedme.engine.evaluation import Evaluation
-from pfedme.engine.exchange import CODEC, first_model, first_server, server_key
+from pfedme.engine.exchange import CODEC, first_model, first_server, first_state, server_key
 from pfedme.engine.metrics import Blocks, Scores, Spread, score
 from pfedme.errors import InputError
 
@@ -137,7 +137,7 @@ class Simulation:
         """Before the first round, with what the server keeps then, or with something else."""
         if server is None:
             server = first_server(self.algorithm, self.model, self.seed, self.trained_clients)
-        clients = _first_states(self.algorithm, server, clients=self.trained_clients)
+        clients = _first_states(self.algorithm, self.model, self.seed, server, clients=self.trained_clients)
         return State(0, *replicate((server, clients)))
 
     def cohort_of(self, t: int) -> np.ndarray:
@@ -240,10 +240,11 @@ class Simulation:
 
 
 @partial(jax.jit, static_argnames="clients")
-def _first_states(algorithm: Algorithm, server: Any, clients: int) -> Any:
-    return jax.vmap(lambda i: algorithm.init(algorithm.send(server, i)), axis_size=clients)(
-        jnp.arange(clients)
-    )
+def _first_states(algorithm: Algorithm, model: Model, seed: Any, server: Any, clients: int) -> Any:
+    def first(i: jax.Array) -> Any:
+        return first_state(algorithm, model, seed, algorithm.send(server, i))
+
+    return jax.vmap(first, axis_size=clients)(jnp.arange(clients))
 
 
 def draw_cohort(by_id: np.ndarray, cohort: int, seed: int, t: int) -> np.ndarray:

@@ -14,8 +14,8 @@ import jax
 import numpy as np
 
 from pfedme.algorithms import ALGORITHMS, Algorithm, PFedMe
-from pfedme.core.models import MODELS, Description
-from pfedme.core.spec import Count, Index, Seed, Share, build, check, parse_names, to_json
+from pfedme.core.models import MODELS, Description, MadeModel, OwnModel
+from pfedme.core.spec import Count, Index, Seed, Share, build, check, field_types, parse_names, to_json
 from pfedme.data import DATA, Source, pinned
 from pfedme.data.federation import Federation
 from pfedme.data.schema import is_number, listed
@@ -24,7 +24,7 @@ from pfedme.engine.choices import Personalize
 from pfedme.engine.measure import MetricName, metric_for
 from pfedme.engine.simulate import Simulation
 from pfedme.errors import InputError, unknown
-from pfedme.runs.foreign import OwnModel, StandIn, from_record, name_of, recorded, refuse_stand_ins
+from pfedme.runs.foreign import StandIn, from_record, name_of, recorded, refuse_stand_ins
 
 NUMBERS = ("rounds", "cohort", "seed", "eval_every", "eval_clients")
 """The fields of a run that are numbers, by which name they are also options of the command line."""
@@ -40,7 +40,7 @@ class Run:
 
     algorithm: Algorithm
     data: Source
-    model: Description | OwnModel
+    model: Description
     rounds: Index = 0
     """T: communication rounds; 0 trains until the loss on validation rows has stopped falling."""
     cohort: Count | None = None
@@ -120,23 +120,28 @@ class Run:
         """The command that makes this run again; for rows that are in no file, the call in Python."""
         if isinstance(self.data, Table) and not self.data.path:
             return self._call(self.data)
-        words = ["pfedme", "run", name_of(self.algorithm, ALGORITHMS)]
+        options = recorded(self.algorithm, ALGORITHMS)
+        name = options.pop("name")
+        # What only an algorithm of another package has may be called like another option.
+        ours = {field for cls in ALGORITHMS.own.values() for field in field_types(cls)}
+        own = [f"{field}={value}" for field, value in options.items() if field not in ours]
+        words = ["pfedme", "run", name + (":" + ",".join(own) if own and name in ALGORITHMS else "")]
         data = self.data
         words += data.words() if isinstance(data, Table) else ["--data", _text(name_of(data, DATA), data)]
         words += ["--model", _text(name_of(self.model, MODELS), self.model)]
         if self.personalize:
             words += ["--personalize", _text(self.personalize.name, self.personalize)]
-        for name in (*NUMBERS, "holdout_clients", *CHOICES):
-            if (value := getattr(self, name)) is not None:
+        for field in (*NUMBERS, "holdout_clients", *CHOICES):
+            if (value := getattr(self, field)) is not None:
                 text = joined(value) if isinstance(value, tuple) else str(value)
-                words += [f"--{name.replace('_', '-')}", "auto" if name == "rounds" and not value else text]
+                words += [f"--{field.replace('_', '-')}", "auto" if field == "rounds" and not value else text]
         if self.budget != Run.budget or not self.rounds:
             words += ["--budget", str(self.budget)]
         if self.quarter_at:
             words += ["--quarter-at", "-".join(map(str, self.quarter_at))]
-        for name, value in recorded(self.algorithm, {}).items():
-            if value is not None and name != "name":
-                words += [f"--{name.replace('_', '-')}", str(value)]
+        for field, value in options.items():
+            if value is not None and (field in ours or name not in ALGORITHMS):
+                words += [f"--{field.replace('_', '-')}", str(value)]
         return shlex.join(words)
 
     def _call(self, table: Table) -> str:
@@ -299,7 +304,7 @@ def _listed(value: Any) -> Any:
 def _text(name: str, thing: Any) -> str:
     """`name:field=value,...` with the fields that are not at their defaults."""
     pairs = []
-    for field in () if isinstance(thing, OwnModel | StandIn) else dataclasses.fields(thing):
+    for field in () if isinstance(thing, OwnModel | MadeModel | StandIn) else dataclasses.fields(thing):
         value = getattr(thing, field.name)
         if value != field.default:
             shown = "-".join(map(str, value)) if isinstance(value, tuple) else value

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pfedme.algorithms import ALGORITHMS
 from pfedme.engine.measure import MEASURES, Measure
 from pfedme.engine.verdict import Verdict, judge
 from pfedme.errors import InputError
@@ -16,9 +17,6 @@ from pfedme.runs.folder import Folder
 
 KINDS = ("personal", "global")
 """The models that a client can take home, by preference where no validation loss tells."""
-NOT_JOINED = ("alone", "pooled")
-"""What trains without a federation."""
-
 Ran = tuple[str, Path, dict[str, Any]]
 """The label of a run, its folder and its record."""
 Scores = dict[str, tuple[float, int]]
@@ -40,6 +38,12 @@ class Scored(NamedTuple):
         return f"{self.method}'s {self.kind} model{'' if self.kind == 'global' else 's'}"
 
 
+def _joins(name: str) -> bool:
+    """Whether clients train together by an algorithm of this name; one that is not known here counts."""
+    cls = ALGORITHMS.get(name)
+    return cls is None or cls.federated
+
+
 def verdict_of(runs: Sequence[Ran]) -> Verdict | None:
     """Whether joining pays; None if runs of `alone` and of a federated method did not both finish.
 
@@ -49,7 +53,7 @@ def verdict_of(runs: Sequence[Ran]) -> Verdict | None:
     finished = [run for run in runs if run[2]["final"]]
     sides = [
         [run for run in finished if run[2]["config"]["algorithm"]["name"] == "alone"],
-        [run for run in finished if run[2]["config"]["algorithm"]["name"] not in NOT_JOINED],
+        [run for run in finished if _joins(run[2]["config"]["algorithm"]["name"])],
     ]
     if not all(sides):
         return None

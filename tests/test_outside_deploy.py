@@ -1,0 +1,252 @@
+"""Algorithms of another package in a deployed federation: what the server and each client keep is what a
+simulation has, whatever becomes of uploads, of the server and of clients."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import INSTALLED, installed
+from laws import assert_close
+from outside import OUTSIDE, Momentum, Narrow, build
+from pfedme.deploy.book import DeploymentRecord, carry_out
+from test_deploy import QUICK, Room, owners, w_of
+
+from pfedme.algorithms import Algorithm
+from pfedme.algorithms.base import Cohort
+from pfedme.core.models import DNN, MODELS, Description, MadeModel, Model
+from pfedme.core.tree import record, vector_shapes
+from pfedme.data.table import Table
+from pfedme.deploy.memory import Memory
+from pfedme.deploy.messages import Content, Kind, Refusal, Reply
+from pfedme.deploy.plan import Plan, offered
+from pfedme.deploy.policy import Policy
+from pfedme.deploy.server import Enough, Progress, Server, never
+from pfedme.engine.exchange import server_key
+from pfedme.engine.simulate import Simulation, State
+from pfedme.errors import InputError
+from pfedme.export import load, model_of
+from pfedme.runs.run import Run
+
+pytestmark = pytest.mark.usefixtures("quickly_compiled", "outside_installed")
+
+ROUNDS, COHORT = 5, 3
+
+
+class Killed(BaseException):
+    """Ends a server as if it had been killed."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Troubles:
+    """What goes wrong in rounds, which count from 0."""
+
+    dropped: Mapping[int, str] = dataclasses.field(default_factory=dict)
+    """Whose upload is not finite."""
+    late: Mapping[int, str] = dataclasses.field(default_factory=dict)
+    """Who trains and does not answer."""
+    killed: int | None = None
+    """Before which round's uploads are counted, and after clients have trained, the server is killed."""
+
+    def counts(self, t: int, name: str) -> bool:
+        """Whether a client's upload of a round counts."""
+        return name not in (self.dropped.get(t), self.late.get(t))
+
+
+class Troubled(Room):
+    """A room with troubles, which notes what is on the wire."""
+
+    def __init__(self, tables: Path, state: Path, troubles: Troubles) -> None:
+        super().__init__(tables, state, algorithms=tuple(OUTSIDE))
+        self.troubles, self.asked = troubles, list[tuple[Kind, Content]]()
+
+    def ask(
+        self, kind: Kind, contents: Mapping[str, Content], deadline: float, enough: Enough = never
+    ) -> dict[str, Reply]:
+        self.asked += [(kind, content) for content in contents.values()]
+        replies = super().ask(kind, contents, deadline, enough)
+        if kind != "train":
+            return replies
+        t = next(iter(contents.values())).words["round"]
+        if t == self.troubles.killed:
+            raise Killed
+        if (name := self.troubles.dropped.get(t)) in replies:
+            content = replies[name].content
+            assert content is not None
+            spoilt = {key: a * np.nan if key == "w" else a for key, a in content.arrays.items()}
+            replies[name] = Reply(Content(content.words, spoilt))
+        return {name: reply for name, reply in replies.items() if name != self.troubles.late.get(t)}
+
+
+class Watched(Server):
+    """A server whose last state is kept."""
+
+    last: Progress
+
+    def finish(self, progress: Progress, *, last: bool) -> dict[str, Content]:
+        self.last = progress
+        return super().finish(progress, last=last)
+
+
+def deployed(plan: Plan, room: Room, out: Path, *, resume: bool = False) -> Watched:
+    """The server of a deployed run, when it has ended."""
+    out.mkdir(exist_ok=True)
+    if not resume:
+        for client in room.clients.values():
+            client.pins.begin()
+    book = DeploymentRecord(plan, out, "pfedme server")
+    server = Watched(plan, room, book.tell)
+    carry_out(server, book, resume=resume)
+    return server
+
+
+def simulated(sim: Simulation, troubles: Troubles) -> Iterator[State]:
+    """The states of a simulation before each round and after the last, where some uploads are lost."""
+    state = sim.start()
+    yield state
+    for t in range(ROUNDS):
+        who = np.array([i for i in sim.cohort_of(t) if troubles.counts(t, sim.federation.name(i))])
+        update = sim.update(state, who)
+        rows = jnp.asarray(sim.federation.n_train[who])
+        cohort = Cohort(server_key(sim.key, t), jnp.asarray(who), rows, sim.federation.clients)
+        server = jax.jit(sim.algorithm.server_update)(state.server, update.upload, cohort)
+        clients = jax.tree.map(lambda kept, new, who=who: kept.at[who].set(new), state.clients, update.state)
+        state = State(t + 1, server, clients)
+        yield state
+
+
+def kept(room: Room, server: Watched, name: str, first: Any) -> Any:
+    """What a client keeps."""
+    client, progress = room.clients[name], server.last
+    pinned = client.pins.bound(progress.agreement.sha256(server.plan.offer()))
+    memory = Memory(client.state, pinned["id"], server.exchange(progress.agreement).state)
+    return memory.recall(progress.counted.get(name, 0), lambda: first)
+
+
+@pytest.mark.parametrize(
+    "cls",
+    [pytest.param(cls, marks=[pytest.mark.slow] * (cls is Momentum)) for cls in OUTSIDE.values()],
+    ids=OUTSIDE,
+)
+def test_server_and_clients_keep_what_a_simulation_does_whatever_goes_wrong(
+    cls: type[Algorithm], tmp_path: Path
+):
+    tables, algorithm, model = owners(tmp_path, clients=4), cls(**QUICK), DNN(hidden=(4,))
+    run = Run(
+        algorithm=algorithm, data=Table(path=str(tables), label="sick"), model=model, rounds=ROUNDS,
+        cohort=COHORT, seed=5,
+    )  # fmt: skip
+    sim = run.prepare()[1]
+    drawn = [[sim.federation.name(i) for i in sim.cohort_of(t)] for t in range(ROUNDS)]
+    # One that took part before is dropped and is there again in the next round, and another one is late.
+    troubles = Troubles(dropped={1: drawn[1][0]}, late={2: drawn[2][1], 4: drawn[4][0]}, killed=3)
+    plan = Plan(
+        algorithm=algorithm, model=model, rounds=ROUNDS, cohort=COHORT, seed=5, min_clients=4, clip=0.0,
+    )  # fmt: skip
+    first = Troubled(tables, tmp_path / "state", troubles)
+    with pytest.raises(Killed):
+        deployed(plan, first, tmp_path / "out")
+    troubles = dataclasses.replace(troubles, killed=None)
+    room = Troubled(tables, tmp_path / "state", troubles)
+    server = deployed(plan, room, tmp_path / "out", resume=True)
+
+    states = list(simulated(sim, troubles))
+    assert_close(server.last.server, states[-1].server, rtol=1e-5, atol=1e-5)
+    models, _ = sim.answer(states[-1])
+    for i, name in enumerate(sim.federation.names):
+        own = jax.tree.map(lambda a, i=i: a[i], states[-1].clients)
+        begun = jax.tree.map(lambda a, i=i: a[i], states[0].clients)
+        assert_close(kept(room, server, name, begun), own, rtol=1e-5, atol=1e-5)
+        used = load(tmp_path / "state" / name / "model").theta
+        theta = models.personal if models.personal is not None else models.local
+        assert theta is not None
+        assert_close(used, theta[i], rtol=1e-5, atol=1e-5)
+    if (w := sim.shared(states[-1])) is not None:
+        np.testing.assert_allclose(w_of(tmp_path / "out"), w.ravel(), rtol=1e-5, atol=1e-5)
+    else:
+        with pytest.raises(InputError, match=r"has no global model"):
+            model_of(tmp_path / "out")
+
+    exchange = server.exchange(server.last.agreement)
+    shapes = {"sent": vector_shapes(exchange.sent), "message": vector_shapes(exchange.message)}
+    uploads = [content.arrays for kind, _, content in (*first.sent, *room.sent) if kind == "train"]
+    downloads = [content.arrays for kind, content in (*first.asked, *room.asked) if kind == "train"]
+    assert {tuple(sorted((k, a.shape) for k, a in one.items())) for one in uploads} == {
+        tuple(sorted((k, a.shape) for k, a in shapes["message"].items()))
+    }
+    assert {tuple(sorted((k, a.shape) for k, a in one.items())) for one in downloads} == {
+        tuple(sorted((k, a.shape) for k, a in shapes["sent"].items()))
+    }
+
+
+def test_a_private_layer_is_never_on_the_wire(tmp_path: Path):
+    room = Troubled(owners(tmp_path, clients=2), tmp_path / "state", Troubles())
+    plan = Plan(algorithm=OUTSIDE["head"](**QUICK), model=DNN(hidden=(4,)), rounds=2, min_clients=2)
+    server = deployed(plan, room, tmp_path / "out")
+    features = server.last.agreement.schema.features
+    sizes = {a.size for _, content in room.asked for a in content.arrays.values()}
+    sizes |= {a.size for _, _, content in room.sent for a in content.arrays.values()}
+    assert sizes == {4 * (features + 1)}
+    kinds = {kind for kind, content in room.asked if content.arrays}
+    assert kinds == {"train", "finish"}
+
+
+def test_the_mean_of_what_clients_keep_is_what_the_server_keeps(tmp_path: Path):
+    """c = 1/N Σ c_i in SCAFFOLD, though uploads are lost."""
+    tables = owners(tmp_path)
+    troubles = Troubles(late=dict.fromkeys(range(0, ROUNDS, 2), "north"), dropped={1: "west", 3: "east"})
+    room = Troubled(tables, tmp_path / "state", troubles)
+    plan = Plan(
+        algorithm=OUTSIDE["control"](**QUICK), model=DNN(hidden=(4,)), rounds=ROUNDS, cohort=COHORT,
+        min_clients=5, clip=0.0,
+    )  # fmt: skip
+    server = deployed(plan, room, tmp_path / "out")
+    w, c = server.last.server
+    each = [kept(room, server, name, 0 * w).ravel() for name in room.clients]
+    assert np.abs(np.mean(each, axis=0)).max() > 0.01
+    np.testing.assert_allclose(np.mean(each, axis=0), c.ravel(), atol=1e-6)
+
+
+def test_a_client_without_the_package_or_the_leave_to_use_it_refuses(tmp_path: Path):
+    plan = Plan(algorithm=Momentum(**QUICK), model=Narrow(width=2), rounds=1)
+    offer = plan.offer()
+    assert offer["algorithm"]["name"] == "momentum"
+    assert offer["model"] == {"name": "narrow", "width": 2, "l2": 0.0}
+    assert offered(offer) == plan
+    with pytest.raises(Refusal, match=r"allows pfedme, .* and not momentum \(--algorithms\)"):
+        Policy().check_plan(plan)
+    allowed = Policy(algorithms=("momentum",), models=("narrow",)).checked()
+    allowed.check_plan(plan)
+    with installed(), pytest.raises(Refusal, match="'momentum'; the package that has it must be installed"):
+        offered(offer)
+    with installed(INSTALLED):
+        offered(offer)
+
+
+@record
+class Functions(Description):
+    """A model that is made of functions."""
+
+    def build(self, features: int, classes: int, shape: tuple[int, ...] = ()) -> Model:
+        """The model."""
+        return build(features, classes)
+
+
+def test_a_model_that_no_file_can_hold_is_for_simulations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with pytest.raises(InputError, match="outside:build is for simulations"):
+        Plan(algorithm=Momentum(**QUICK), model=MadeModel(path="outside:build")).checked()
+    monkeypatch.setitem(MODELS.others, "functions", Functions)
+    room = Troubled(owners(tmp_path, clients=2), tmp_path / "state", Troubles())
+    room.clients = {
+        name: dataclasses.replace(client, policy=dataclasses.replace(client.policy, models=("functions",)))
+        for name, client in room.clients.items()
+    }
+    plan = Plan(algorithm=Momentum(**QUICK), model=Functions(), rounds=1, min_clients=2, wait=0.1)
+    with pytest.raises(InputError, match="'functions' is made of functions, which no file can hold"):
+        deployed(plan, room, tmp_path / "out")
