@@ -22,7 +22,8 @@ from laws import (
     train_rows,
 )
 
-from pfedme.core.models import DNN, MLR, Model, Network, cross_entropy, curvature, parse_model
+from pfedme.core.losses import cross_entropy, curvature
+from pfedme.core.models import DNN, MLR, Model, Network, parse_model
 from pfedme.core.problem import Loss, Problem
 from pfedme.core.tree import Params
 

@@ -15,7 +15,6 @@ import pytest
 from conftest import INSTALLED, installed
 from laws import assert_close
 from outside import OUTSIDE, Momentum, Narrow, build
-from pfedme.deploy.book import DeploymentRecord, carry_out
 from test_deploy import QUICK, Room, owners, w_of
 
 from pfedme.algorithms import Algorithm
@@ -23,11 +22,14 @@ from pfedme.algorithms.base import Cohort
 from pfedme.core.models import DNN, MODELS, Description, MadeModel, Model
 from pfedme.core.tree import record, vector_shapes
 from pfedme.data.table import Table
+from pfedme.deploy.channel import Enough, never
 from pfedme.deploy.memory import Memory
 from pfedme.deploy.messages import Content, Kind, Refusal, Reply
 from pfedme.deploy.plan import Plan, offered
 from pfedme.deploy.policy import Policy
-from pfedme.deploy.server import Enough, Progress, Server, never
+from pfedme.deploy.progress import Progress
+from pfedme.deploy.record import DeploymentRecord, carry_out
+from pfedme.deploy.server import Server
 from pfedme.engine.exchange import server_key
 from pfedme.engine.simulate import Simulation, State
 from pfedme.errors import InputError
@@ -159,7 +161,7 @@ def test_server_and_clients_keep_what_a_simulation_does_whatever_goes_wrong(
     states = list(simulated(sim, troubles))
     assert_close(server.last.server, states[-1].server, rtol=1e-5, atol=1e-5)
     models, _ = sim.answer(states[-1])
-    for i, name in enumerate(sim.federation.names):
+    for i, name in enumerate(sim.federation.names or ()):
         own = jax.tree.map(lambda a, i=i: a[i], states[-1].clients)
         begun = jax.tree.map(lambda a, i=i: a[i], states[0].clients)
         assert_close(kept(room, server, name, begun), own, rtol=1e-5, atol=1e-5)
@@ -247,6 +249,6 @@ def test_a_model_that_no_file_can_hold_is_for_simulations(tmp_path: Path, monkey
         name: dataclasses.replace(client, policy=dataclasses.replace(client.policy, models=("functions",)))
         for name, client in room.clients.items()
     }
-    plan = Plan(algorithm=Momentum(**QUICK), model=Functions(), rounds=1, min_clients=2, wait=0.1)
+    plan = Plan(algorithm=Momentum(**QUICK), model=Functions(), rounds=1, min_clients=2, join_timeout=0.1)
     with pytest.raises(InputError, match="'functions' is made of functions, which no file can hold"):
         deployed(plan, room, tmp_path / "out")

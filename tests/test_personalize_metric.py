@@ -248,7 +248,7 @@ def test_a_metric_of_one_client_says_nothing_about_the_mean(key: str, classes: i
 
 
 def test_an_evaluation_too_large_for_the_metric_is_by_accuracy(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("pfedme.metrics.MOST_SCORES", 1)
+    monkeypatch.setattr("pfedme.engine.metrics.MOST_SCORES", 1)
     result = found(federation(), "auc")
     assert result.verdict().metric == "accuracy"
     assert "auc" not in methods(result)["recommended"]

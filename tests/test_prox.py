@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from laws import SIZE, federation, flat, point, problem, softmax_regression, train_rows
 
-from pfedme.core.models import Network, cross_entropy
+from pfedme.core.losses import cross_entropy
+from pfedme.core.models import Network
 from pfedme.core.problem import Loss
 from pfedme.core.prox import MOST_STEPS, Proximal, Solver, Span, descend, envelope_grad, prox
 from pfedme.core.tree import Params

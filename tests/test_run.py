@@ -367,7 +367,7 @@ def test_a_diverging_run_is_recorded_as_such_with_its_last_finite_state(diverged
     assert [entry["round"] for entry in record["history"]] == [0]
     with safe_open(out / "checkpoint.safetensors", framework="numpy") as file:
         about = json.loads(file.metadata()["pfedme"])
-        w = file.get_tensor("w")
+        w = file.get_tensor("server.0")
     assert 0 < about["round"] < 400
     assert f"in round {about['round']}:" in err
     assert np.isfinite(w).all()

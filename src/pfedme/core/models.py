@@ -11,9 +11,9 @@ from typing import Annotated, Any, Self
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from pfedme.core.convolution import stage
+from pfedme.core.losses import cross_entropy, of_label
 from pfedme.core.plugins import Known
 from pfedme.core.spec import Bound, Count, Index, NonNegative, build, parse
 from pfedme.core.tree import Params, record
@@ -80,28 +80,6 @@ class Model:
         It has `features` and `classes`. What matters in training alone, l2, is not part of it.
         """
         raise NotImplementedError("a model made of functions cannot be written down")
-
-
-def cross_entropy(logits: jax.Array, y: jax.Array) -> jax.Array:
-    """−log softmax(logits)[y], column by column."""
-    top = lax.stop_gradient(jnp.max(logits, axis=0))
-    return top + jnp.log(jnp.sum(jnp.exp(logits - top), axis=0)) - of_label(logits, y)
-
-
-def of_label(logits: jax.Array, y: jax.Array) -> jax.Array:
-    """The logit of the label in each column."""
-    # A masked sum, because gathers, and the scatters of their gradients, are slow on CPUs.
-    return jnp.sum(jnp.where(jnp.arange(len(logits))[:, None] == y, logits, 0), axis=0)
-
-
-def is_first_largest(logits: jax.Array, y: jax.Array) -> jax.Array:
-    """Whether argmax would choose the label, column by column: the first of the largest logits.
-
-    >>> is_first_largest(jnp.zeros((3, 3)), jnp.arange(3))
-    Array([ True, False, False], dtype=bool)
-    """
-    own, before = of_label(logits, y), jnp.arange(len(logits))[:, None] < y
-    return ~jnp.any(jnp.where(before, logits >= own, logits > own), axis=0) & ~jnp.isnan(own)
 
 
 Layer = tuple[jax.Array, jax.Array]
@@ -461,23 +439,3 @@ def parse_model(text: str) -> Description:
     if colon and module not in MODELS and all(map(str.isidentifier, f"{module}.{name}".split("."))):
         return MadeModel(path=text)
     return parse(text, MODELS, "model")
-
-
-def curvature(loss: Callable[[Params], jax.Array], theta: Params, steps: int = 30) -> jax.Array:
-    """The largest eigenvalue of ∇²f(θ), by power iteration: an estimate of the smoothness L at θ.
-
-    >>> f = lambda p: 0.5 * (p @ Params(jnp.array([1.0, 3.0]) * p.tree))
-    >>> round(float(curvature(f, Params(jnp.ones(2)))), 3)
-    3.0
-    """
-    grad = jax.grad(loss)
-
-    def step(v: Params, _: None) -> tuple[Params, jax.Array]:
-        Hv = jax.jvp(grad, (theta,), (v,))[1]
-        size = jnp.sqrt(Hv @ Hv)
-        return Hv * (1 / jnp.maximum(size, 1e-30)), size
-
-    # A random start: a regular one, such as all ones, can lie in the null space of the Hessian.
-    flat = theta.ravel()
-    first = theta.like(jax.random.normal(jax.random.key(0), flat.shape, flat.dtype))
-    return lax.scan(step, first, length=steps)[1][-1]

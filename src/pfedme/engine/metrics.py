@@ -12,7 +12,8 @@ import numpy as np
 from jax import lax
 from scipy.special import stdtrit
 
-from pfedme.core.models import Model, is_first_largest
+from pfedme.core.losses import is_first_largest
+from pfedme.core.models import Model
 from pfedme.core.tree import Params
 from pfedme.engine.devices import over_devices, padded
 from pfedme.engine.rowmetrics import CLASS_KEYS, MOST_SCORES, ClassRows, NumberRows, Value

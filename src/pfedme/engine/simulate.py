@@ -19,7 +19,8 @@ from jax import lax
 
 from pfedme.algorithms import Algorithm
 from pfedme.algorithms.base import Cohort, Models, Update
-from pfedme.core.models import Model, curvature
+from pfedme.core.losses import curvature
+from pfedme.core.models import Model
 from pfedme.core.problem import Order, Problem
 from pfedme.core.tree import Params
 from pfedme.data.federation import Federation, Part
