@@ -211,9 +211,9 @@ def test_a_round_is_answered_once_and_for_one_w(tmp_path: Path):
         (1, other, "it has answered round 2 for another w"),
         (4, None, "the plan has no round 4"),
         (-1, None, "the plan has no round -1"),
-        (2, other[1:], "w is not a model of the agreement"),
-        (2, other.astype(np.float64), "w is not a model of the agreement"),
-        (2, other * np.float32("nan"), "w is not a model of the agreement"),
+        (2, other[1:], "what the server sends is not a model of the agreement"),
+        (2, other.astype(np.float64), "what the server sends is not a model of the agreement"),
+        (2, other * np.float32("nan"), "what the server sends is not a model of the agreement"),
     ):
         with pytest.raises(Refusal, match=why):
             bound.train(t, w)
