@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import INSTALLED, installed
-from laws import assert_close
+from laws import assert_close, there
 from outside import OUTSIDE, Momentum, Narrow, build
 from test_deploy import QUICK, Room, owners, w_of
 
@@ -158,7 +158,7 @@ def test_server_and_clients_keep_what_a_simulation_does_whatever_goes_wrong(
     states = list(simulated(sim, troubles))
     assert_close(server.last.server, states[-1].server, rtol=1e-5, atol=1e-5)
     models, _ = sim.answer(states[-1])
-    for i, name in enumerate(sim.federation.names):
+    for i, name in enumerate(there(sim.federation.names)):
         own = jax.tree.map(lambda a, i=i: a[i], states[-1].clients)
         begun = jax.tree.map(lambda a, i=i: a[i], states[0].clients)
         assert_close(kept(room, server, name, begun), own, rtol=1e-5, atol=1e-5)
