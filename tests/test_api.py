@@ -37,7 +37,7 @@ class Halves(pfedme.Algorithm):
 
     def client_update(self, key: jax.Array, problem: Problem, w: pfedme.Params, state: Any) -> pfedme.Update:
         after = w - (self.share * self.eta) * problem.sample(key, self.B).grad(w)
-        return pfedme.Update(after, state, pfedme.Models(local=after), {})
+        return pfedme.Update(after - w, state, pfedme.Models(local=after), {})
 
 
 def linear() -> pfedme.Model:

@@ -40,12 +40,12 @@ from pfedme.training.timing import compilation
 
 N = len(RAGGED)
 EVERY = {**ALGORITHMS, **OUTSIDE}
-SLOW = ("momentum", "clusters")
+SLOW = ("momentum", "control", "clusters")
 
 
 def over(classes: dict[str, type[Algorithm]]) -> pytest.MarkDecorator:
     """A test of each of these."""
-    marked = (pytest.param(cls, marks=[pytest.mark.slow] * (name in SLOW)) for name, cls in classes.items())
+    marked = [pytest.param(cls, marks=[pytest.mark.slow] * (name in SLOW)) for name, cls in classes.items()]
     return pytest.mark.parametrize("cls", marked, ids=classes)
 
 

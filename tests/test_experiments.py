@@ -67,8 +67,8 @@ def test_released_is_a_set_of_fields():
         assert (written[name].run.algorithm.aggregation, written[name].run.algorithm.batches) == (
             "uniform", "random",
         )  # fmt: skip
-        l2 = [getattr(one[name].run.model, "l2", None) for one in (released, written)]
-        assert l2 == [0.001 if name == "pfedme" else 0, 0]
+        strengths = [getattr(one[name].run.model, "l2", None) for one in (released, written)]
+        assert strengths == [0.001 if name == "pfedme" else 0, 0]
         assert str(released[name].run.data) != str(written[name].run.data)
     old, new = released["per-fedavg"].run.algorithm, written["per-fedavg"].run.algorithm
     assert isinstance(old, PerFedAvg)

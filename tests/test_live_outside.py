@@ -19,6 +19,7 @@ if sys.platform != "linux":
 
 import jax
 from conftest import INSTALLED
+from laws import there
 from live import LABEL, federation, soon
 from outside import Control
 
@@ -62,7 +63,7 @@ def test_what_clients_keep_outlives_kills_of_a_client_and_of_the_server(
     run = Run(algorithm=CONTROL, data=data, model=MLR(), rounds=ROUNDS, cohort=len(NAMES), seed=5)
     sim = run.prepare()[1]
     state, _ = sim.advance(sim.start(), ROUNDS)
-    for i, name in enumerate(sim.federation.names or ()):
+    for i, name in enumerate(there(sim.federation.names)):
         with safetensors.safe_open(live.state(name) / "kept.safetensors", framework="numpy") as file:
             assert json.loads(file.metadata()["pfedme"])["round"] == ROUNDS
             own = {key: file.get_tensor(key) for key in leaves("after", state.clients)}

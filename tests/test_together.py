@@ -28,7 +28,14 @@ def starts(simulations: list[Simulation]) -> list[State]:
     return [sim.start() for sim in simulations]
 
 
-@pytest.mark.parametrize("cls", [*ALGORITHMS.values(), *OUTSIDE.values()], ids=[*ALGORITHMS, *OUTSIDE])
+@pytest.mark.parametrize(
+    "cls",
+    [
+        *ALGORITHMS.values(),
+        *(pytest.param(cls, marks=[pytest.mark.slow] * cls.has_global) for cls in OUTSIDE.values()),
+    ],
+    ids=[*ALGORITHMS, *OUTSIDE],
+)
 def test_runs_together_are_the_runs_by_themselves(cls: type[Algorithm]):
     sims = [
         simulation(tiny(cls, eta=eta), seed, l2)
