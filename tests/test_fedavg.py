@@ -37,7 +37,7 @@ def test_rounds_and_local_models_are_the_oracles(R, cohort, aggregation):
             w0, train_rows(fed), cohorts, client, beta=beta, by_samples=aggregation == "samples"
         )
         for state, w in zip(states, want, strict=True):
-            np.testing.assert_allclose(flat(state.w), w, rtol=1e-10, atol=1e-12)
+            np.testing.assert_allclose(flat(state.server), w, rtol=1e-10, atol=1e-12)
         models, info = simulation.answer(states[-1])
         assert models.personal is None
         assert info == {}
@@ -53,7 +53,7 @@ def test_one_step_weighted_by_rows_is_a_gradient_step_on_all_rows_together():
     clients, w = train_rows(fed), w0
     pooled = oracles.Rows(np.concatenate([c.x for c in clients]), np.concatenate([c.y for c in clients]))
     for state in states:
-        np.testing.assert_allclose(flat(state.w), w, rtol=1e-10, atol=1e-12)
+        np.testing.assert_allclose(flat(state.server), w, rtol=1e-10, atol=1e-12)
         w = w - 0.3 * oracles.gradient(w, pooled, L2)
 
 
@@ -62,7 +62,7 @@ def test_one_step_weighted_alike_is_a_gradient_step_on_the_mean_of_the_clients_l
     _, states = run(FedAvg(R=1, B=0, eta=0.3, aggregation="uniform"), fed, fed.clients, 4)
     w = w0
     for state in states:
-        np.testing.assert_allclose(flat(state.w), w, rtol=1e-10, atol=1e-12)
+        np.testing.assert_allclose(flat(state.server), w, rtol=1e-10, atol=1e-12)
         w = w - 0.3 * np.mean([oracles.gradient(w, rows, L2) for rows in train_rows(fed)], axis=0)
 
 
