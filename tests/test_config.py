@@ -38,7 +38,7 @@ def _others(monkeypatch: pytest.MonkeyPatch) -> None:
         mu: float = 0.9
         seed: int = 0
 
-    monkeypatch.setitem(ALGORITHMS, "momentum", Momentum)
+    monkeypatch.setitem(ALGORITHMS.own, "momentum", Momentum)
 
 
 @pytest.mark.usefixtures("_others")

@@ -495,7 +495,8 @@ def test_runs_of_an_experiment_leave_no_report(tmp_path: Path):
     # Without the files there is less to tell, and that much is told.
     found = shown(tmp_path / "run")
     assert found["groups"][0]["clients"] is None
-    assert found["groups"][0]["cost"]["bytes"] is None
+    size = run.prepare()[1].start().server.ravel().size
+    assert found["groups"][0]["cost"]["bytes"] == 1 * 2 * 2 * 4 * size
     assert found["worst"] == found["gains"] == []
 
 

@@ -19,6 +19,7 @@ from test_stopped import started, wait_for
 
 import pfedme.files
 import pfedme.training.execute
+import pfedme.training.execution
 from pfedme.cli import main
 from pfedme.data.table import Table
 
@@ -117,7 +118,7 @@ class Killed(BaseException):
 def steady(monkeypatch: pytest.MonkeyPatch) -> None:
     """A checkpoint after every round, so that the writes of a command are always the same."""
     monkeypatch.setattr(pfedme.training.execute, "CALL_S", 0.0)
-    monkeypatch.setattr(pfedme.training.execute, "CHECKPOINT_EVERY_S", 0.0)
+    monkeypatch.setattr(pfedme.training.execution, "CHECKPOINT_EVERY_S", 0.0)
 
 
 def kill_after_write(number: int, argv: list[str], monkeypatch: pytest.MonkeyPatch) -> int:

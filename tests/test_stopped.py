@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from stops import Results, files_of_at_most, interrupted, tiny
 
-import pfedme.training.execute
+import pfedme.training.execution
 from pfedme.algorithms import Alone
 from pfedme.cli import main
 from pfedme.training.execute import execute
@@ -33,8 +33,8 @@ LONG = tiny("alone", algorithm=Alone(R=2, B=5, l2="model"), rounds=12_000, eval_
 
 DRIVER = """
 import resource, sys
-import pfedme.training.execute
-pfedme.training.execute.CHECKPOINT_EVERY_S = float(sys.argv[1])
+import pfedme.training.execution
+pfedme.training.execution.CHECKPOINT_EVERY_S = float(sys.argv[1])
 if limit := int(sys.argv[2]):
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 from pfedme.cli import main
@@ -195,7 +195,7 @@ def test_wherever_the_disk_fills_up_the_run_can_go_on(
     limit: int,
 ):
     out = interrupted(tmp_path / "run", tiny("alone"))
-    monkeypatch.setattr(pfedme.training.execute, "CHECKPOINT_EVERY_S", 0.0)
+    monkeypatch.setattr(pfedme.training.execution, "CHECKPOINT_EVERY_S", 0.0)
     with files_of_at_most(limit):
         status = main(["resume", str(out)])
     err = capsys.readouterr().err
