@@ -24,6 +24,9 @@ from laws import (
 )
 
 from pfedme.algorithms import Algorithm, Alone, FedAvg, PFedMe
+from pfedme.algorithms.base import Update
+from pfedme.core.problem import Problem
+from pfedme.core.tree import Params, record
 from pfedme.data.federation import Federation
 from pfedme.engine.simulate import MOST_ROUNDS, Simulation, State
 from pfedme.errors import InputError
@@ -232,3 +235,19 @@ def test_the_clients_to_evaluate_are_drawn_once_for_a_run():
     assert sim.evaluated(sim.federation.clients).tolist() == list(range(sim.federation.clients))
     some = sim.evaluated(2)
     assert some.tolist() == sorted(set(some.tolist())) == sim.evaluated(2).tolist()
+
+
+@record
+class Counted(FedAvg):
+    """FedAvg that tells how many rows a client has."""
+
+    def client_update(self, key: jax.Array, problem: Problem, w: Params, state: object) -> Update:
+        update = super().client_update(key, problem, w, state)
+        return update._replace(info={"rows": problem.count})
+
+
+def test_what_any_algorithm_tells_of_its_computation_is_in_the_record():
+    sim = simulation(Counted)
+    entry = sim.evaluate(sim.start())[0].entry()
+    rows = sim.federation.n_train
+    assert entry["info"] == {"rows": {"mean": pytest.approx(rows.mean()), "max": rows.max()}}
