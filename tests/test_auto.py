@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from laws import assert_same_bits, federation, network, tiny
+from laws import assert_close, assert_same_bits, federation, network, tiny
 from scipy.optimize import minimize
 
 from pfedme.algorithms import ALGORITHMS, Algorithm, Alone, FedAvg, PFedMe, Pooled
@@ -23,7 +23,7 @@ from pfedme.data.federation import Federation
 from pfedme.engine.simulate import Simulation
 from pfedme.errors import Diverged
 from pfedme.training.notes import about_training, still_falling, weights
-from pfedme.training.pilot import ENOUGH, pilot, slower, with_l2
+from pfedme.training.pilot import ENOUGH, pilot, slower, with_every_l2, with_l2
 
 DATA = "synthetic:clients=5,rows=40,features=4,classes=3"
 
@@ -231,6 +231,15 @@ def test_no_l2_changes_nothing_and_a_strength_is_a_proximal_step():
     (W, b), (V, c) = one.tree[0], shrunk.tree[0]
     np.testing.assert_allclose(V, W / 1.2, rtol=1e-6)
     np.testing.assert_array_equal(b, c)
+
+
+def test_a_model_for_each_strength_is_trained_like_the_only_one():
+    fed = clients([40, 25])
+    sim = Simulation(tiny(Alone), linear(fed), fed, cohort=2)
+    every, _ = sim.advance(with_every_l2(sim.start()), 5)
+    for k, strength in enumerate(STRENGTHS):
+        only, _ = sim.advance(with_l2(sim.start(), np.full(2, strength)), 5)
+        assert_close(jax.tree.map(lambda a, k=k: a[:, k], every.clients), only.clients)
 
 
 def test_clients_whose_labels_are_noise_choose_a_strong_l2_and_others_a_weak_one():

@@ -36,9 +36,16 @@ class Alone(Algorithm):
         return (sent, jnp.zeros(())) if self.l2 == "own" else sent
 
     def client_update(self, key: jax.Array, problem: Problem, w: Params, state: Any) -> Update:
-        """R steps on the client's own model; nothing is sent."""
+        """R steps on the client's own model; nothing is sent.
+
+        Where l2_i is a vector, there is a model for each of its strengths, and all train on the same rows.
+        """
         theta, l2 = state if self.l2 == "own" else (state, None)
-        theta = sgd(key, problem, theta, eta=self.eta, steps=self.R, B=self.B, l2=l2)
+
+        def train(theta: Params, l2: jax.Array | None) -> Params:
+            return sgd(key, problem, theta, eta=self.eta, steps=self.R, B=self.B, l2=l2)
+
+        theta = train(theta, l2) if l2 is None or l2.ndim == 0 else jax.vmap(train)(theta, l2)
         kept = (theta, l2) if self.l2 == "own" else theta
         return Update(upload=(), state=kept, models=Models(personal=theta), info={})
 

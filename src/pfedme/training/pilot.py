@@ -79,6 +79,14 @@ def with_l2(state: State, l2: np.ndarray) -> State:
     return state._replace(clients=replicate((theta, jnp.asarray(l2, jnp.float32))))
 
 
+def with_every_l2(state: State) -> State:
+    """The state before the first round of `alone` in which every client trains a model with each strength."""
+    theta, l2 = state.clients
+    strengths = jnp.broadcast_to(jnp.array(STRENGTHS, jnp.float32), (len(l2), len(STRENGTHS)))
+    theta = jax.tree.map(lambda a: jnp.repeat(a[:, None], len(STRENGTHS), axis=1), theta)
+    return state._replace(clients=replicate((theta, strengths)))
+
+
 def pilot(
     asked: Algorithm,
     simulation: Simulation,
@@ -114,12 +122,12 @@ def pilot(
                 raise
             retries += 1
     found = found._replace(retries=retries)
-    state = course.best[0]
+    state = course.best
     if chooses_l2(asked):
         choice = _choose(course, found, simulation, watch)
         found = found._replace(l2=np.array(STRENGTHS)[choice])
-        lanes, own = [state.clients for state in course.best], np.arange(len(choice))
-        state = state._replace(clients=jax.tree.map(lambda *all: jnp.stack(all)[choice, own], *lanes))
+        own = np.arange(len(choice))
+        state = state._replace(clients=jax.tree.map(lambda a: a[own, choice], state.clients))
     if held.classes == 2:
         judged = course.simulation.evaluate(state, course.who, on="validation", train=False, rows=True)[0]
         found = found._replace(thresholds=judged.thresholds())
@@ -133,7 +141,8 @@ def slower(asked: Algorithm, steps: Algorithm) -> Algorithm | None:
 
 
 class Course:
-    """A training whose models are judged by validation rows; with l2 to choose, one for each strength."""
+    """A training whose models are judged by validation rows; with l2 to choose, each client has a model for
+    each strength."""
 
     def __init__(
         self, algorithm: Algorithm, simulation: Simulation, held: Federation, who: np.ndarray | None
@@ -145,10 +154,7 @@ class Course:
         self.held = held
         self.who = np.arange(held.clients) if who is None else who
         start = self.simulation.start()
-        self.states = self.best = [start]
-        if chooses_l2(algorithm):
-            clients = self.simulation.trained_clients
-            self.states = self.best = [with_l2(start, np.full(clients, l2)) for l2 in STRENGTHS]
+        self.state = self.best = with_every_l2(start) if chooses_l2(algorithm) else start
         parts: tuple[Part, ...] = ("validation", "train")
         self.blocks = {part: Blocks.cut(*(a[self.who] for a in held.rows(part))) for part in parts}
         self.scale = unlearned_loss(held.y[self.blocks["train"].rows()], held.classes)
@@ -156,15 +162,24 @@ class Course:
     @property
     def t(self) -> int:
         """The round that comes next."""
-        return self.states[0].t
+        return self.state.t
+
+    def lanes(self, state: State) -> list[State]:
+        """The state, or one for each strength of l2."""
+        if not chooses_l2(self.simulation.algorithm):
+            return [state]
+
+        def lane(k: int) -> State:
+            return state._replace(clients=jax.tree.map(lambda a: a[:, k], state.clients))
+
+        return [lane(k) for k in range(len(STRENGTHS))]
 
     def advance(self, to: int, quarter_at: tuple[int, ...], watch: Watch) -> None:
         """Trains until round `to`."""
         self.simulation.quarter_at = quarter_at
         while self.t < to:
-            news = advance([self.simulation] * len(self.states), self.states, to - self.t)
-            self.states = [state for state, _ in news]
-            if not all(finite for _, finite in news):
+            ((self.state, finite),) = advance([self.simulation], [self.state], to - self.t)
+            if not finite:
                 raise self.diverged()
             watch(self.t)
 
@@ -197,7 +212,8 @@ class Course:
         Where clients choose a strength, it is that of the best one for each on validation rows, and that of
         the weakest on training rows.
         """
-        states = self.states if part == "validation" else self.states[-1:]
+        states = self.lanes(self.state)
+        states = states if part == "validation" else states[-1:]
         owner, found = self.owner(part), {}
         for kind, scores in self.row_scores(states, part).items():
             sums = np.stack([np.bincount(owner, -own) for own in scores])
@@ -211,12 +227,12 @@ class Course:
         as many rounds again, with a quarter, a sixteenth and a 64th of η.
         """
         best, least, found = np.inf, 10 * self.scale, None
-        full, most, trunk = FIRST, max(1, int(budget / (1 + END))), self.states
+        full, most, trunk = FIRST, max(1, int(budget / (1 + END))), self.state
         while True:
             full = min(full, most)
-            self.states = trunk
+            self.state = trunk
             self.advance(full, (), watch)
-            trunk = self.states
+            trunk = self.state
             third = min(max(1, round(END * full / 3)), (budget - full) // 3)
             quarter_at = (full, full + third, full + 2 * third)
             self.advance(full + 3 * third, quarter_at, watch)
@@ -227,7 +243,7 @@ class Course:
             least = min(least, trained)
             level = full >= ENOUGH and loss > best - TOLERANCE * self.scale
             if loss < best or found is None:
-                best, self.best = loss, self.states
+                best, self.best = loss, self.state
                 found = Pilot(self.simulation.algorithm, self.t, quarter_at, False, losses, {})
             if level or full == most:
                 return found._replace(converged=level)
@@ -236,7 +252,7 @@ class Course:
     def given(self, rounds: int, quarter_at: tuple[int, ...], watch: Watch) -> Pilot:
         """Trains for so many rounds."""
         self.advance(rounds, quarter_at, watch)
-        self.best = self.states
+        self.best = self.state
         return Pilot(self.simulation.algorithm, rounds, quarter_at, True, self.losses(), {})
 
 
@@ -255,7 +271,7 @@ def _choose(course: Course, found: Pilot, simulation: Simulation, watch: Watch) 
             courses.append((again, few))
     scores, owners = [], []
     for judged, who in courses:
-        (own,) = judged.row_scores(judged.best, "validation").values()
+        (own,) = judged.row_scores(judged.lanes(judged.best), "validation").values()
         scores.append(own.T)
         owners.append(judged.owner() if pools else who[judged.owner()])
     caution = CAUTION * np.sqrt(1 + FEW / np.maximum(rows, 1))
