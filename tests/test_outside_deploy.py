@@ -303,6 +303,8 @@ def test_a_client_recalls_what_it_kept_after_the_round_that_counted_last(tmp_pat
             recalled(counted)
     with pytest.raises(Refusal, match="after round 5 is not in its state folder"):
         recalled(5, agreement="b")
+    with pytest.raises(Refusal, match="is not in its state folder"):
+        recalled(None, start_over=True)
     # It has started over until an upload of it counts.
     own = memory(start_over=True)
     own.recall(6, lambda: value(-1))

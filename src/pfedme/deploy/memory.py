@@ -56,7 +56,7 @@ class Memory:
             self.now, self.started_over = tree_of("before", arrays, self.shapes), about["started_over"]
         elif counted == 0 and not about:
             self.now = first()
-        elif self.start_over:
+        elif self.start_over and type(counted) is int:
             self.now, self.started_over = first(), True
         else:
             raise Refusal(
