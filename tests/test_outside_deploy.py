@@ -4,9 +4,10 @@ simulation has, whatever becomes of uploads, of the server and of clients."""
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -15,11 +16,11 @@ import pytest
 from conftest import INSTALLED, installed
 from laws import assert_close, there
 from outside import OUTSIDE, Control, Head, Momentum, Narrow, build
-from test_deploy import QUICK, Room, owners, w_of
+from test_deploy import QUICK, Room, ledger, owners, w_of
 
 from pfedme.algorithms import Algorithm
 from pfedme.algorithms.base import Cohort
-from pfedme.core.models import DNN, MODELS, Description, MadeModel, Model
+from pfedme.core.models import DNN, MLR, MODELS, Description, MadeModel, Model
 from pfedme.core.tree import record, vector_shapes
 from pfedme.data.table import Table
 from pfedme.deploy.channel import Enough, never
@@ -233,3 +234,85 @@ def test_a_model_that_no_file_can_hold_is_for_simulations(tmp_path: Path, monkey
     plan = Plan(algorithm=Momentum(**QUICK), model=Functions(), rounds=1, min_clients=2, join_timeout=0.1)
     with pytest.raises(InputError, match="'functions' is made of functions, which no file can hold"):
         deployed(plan, room, tmp_path / "out")
+
+
+LOST = (
+    "what it keeps of this run after round 2 is not in its state folder; its owner can put the folder back, "
+    "or let it start over (--lost-state start-over)"
+)
+ANEW = "it had lost what it kept, and started over"
+UNKNOWN = "it knows of no agreement; its state folder is new"
+
+
+@pytest.mark.parametrize(
+    ("cls", "policy", "want"),
+    [
+        (Control, "refuse", [("failed", UNKNOWN), ("failed", LOST), ("failed", LOST)]),
+        (Control, "start-over", [("failed", UNKNOWN), ("counted", ANEW), ("counted", "")]),
+        (Momentum, "refuse", [("failed", UNKNOWN), ("counted", ""), ("counted", "")]),
+    ],
+    ids=["refuses", "starts-over", "keeps-nothing"],
+)
+def test_a_client_that_has_lost_what_it_kept_says_so(
+    cls: type[Algorithm], policy: Literal["refuse", "start-over"], want: list[tuple[str, str]], tmp_path: Path
+):
+    tables = owners(tmp_path, clients=2)
+    plan = Plan(
+        algorithm=cls(**QUICK), model=MLR(), rounds=ROUNDS, seed=5, min_clients=2, min_replies=1, clip=0.0,
+    )  # fmt: skip
+    with pytest.raises(Killed):
+        deployed(plan, Troubled(tables, tmp_path / "state", Troubles(killed=2)), tmp_path / "out")
+    shutil.rmtree(tmp_path / "state/north")
+    room = Troubled(tables, tmp_path / "state", Troubles())
+    own = room.clients["north"]
+    room.clients["north"] = dataclasses.replace(
+        own, policy=dataclasses.replace(own.policy, lost_state=policy).checked()
+    )
+    own.pins.begin()
+    deployed(plan, room, tmp_path / "out", resume=True)
+    lines = [line for line in ledger(tmp_path / "out") if int(line["round"]) > 2]
+    assert [(li["outcome"], li["reason"]) for li in lines if li["client"] == "north"] == want
+    assert [(li["outcome"], li["reason"]) for li in lines if li["client"] == "east"] == [("counted", "")] * 3
+    log = (tmp_path / "out/server.log").read_text()
+    assert (f"Round 4: north failed ({LOST})." in log) == (policy == "refuse" and cls is Control)
+    assert (f"Round 4: north counted ({ANEW})." in log) == (policy == "start-over")
+    assert ("north has not answered the shared model" in log) == (policy == "refuse" and cls is Control)
+
+
+def test_a_client_recalls_what_it_kept_after_the_round_that_counted_last(tmp_path: Path):
+    def memory(*, start_over: bool = False, agreement: str = "a") -> Memory:
+        return Memory(tmp_path, agreement, np.zeros(2, np.float32), start_over=start_over)
+
+    def value(x: float) -> np.ndarray:
+        return np.full(2, x, np.float32)
+
+    def recalled(counted: Any, **given: Any) -> tuple[float, bool]:
+        own = memory(**given)
+        return float(own.recall(counted, lambda: value(-1))[0]), own.started_over
+
+    assert recalled(0) == (-1, False)
+    with pytest.raises(Refusal, match="after round 3 is not in its state folder"):
+        recalled(3)
+    assert recalled(3, start_over=True) == (-1, True)
+    own = memory()
+    own.recall(0, lambda: value(-1))
+    own.expect(4, value(5))
+    assert (recalled(0), recalled(5), recalled(5, start_over=True)) == ((-1, False), (5, False), (5, False))
+    for counted in (4, 6, None, "5", [5]):  # neither before nor after: an old copy of the folder, or a lie
+        with pytest.raises(Refusal, match="is not in its state folder"):
+            recalled(counted)
+    with pytest.raises(Refusal, match="after round 5 is not in its state folder"):
+        recalled(5, agreement="b")
+    with pytest.raises(Refusal, match="is not in its state folder"):
+        recalled(None, start_over=True)
+    # It has started over until an upload of it counts.
+    own = memory(start_over=True)
+    own.recall(6, lambda: value(-1))
+    own.expect(7, value(8))
+    assert (recalled(6), recalled(8)) == ((-1, True), (8, False))
+    # One that is late does not undo a later round.
+    late = memory()
+    late.recall(6, lambda: value(-1))
+    with pytest.raises(Refusal, match="round 7 has passed"):
+        late.expect(6, value(7))
+    assert recalled(8) == (8, False)

@@ -26,7 +26,7 @@ from pfedme.deploy.client import SCORES, Client
 from pfedme.deploy.config import plan_of
 from pfedme.deploy.door import write_limit
 from pfedme.deploy.log import MARK, one_line
-from pfedme.deploy.messages import GONE, Content, Kind, Refusal, Reply, Words
+from pfedme.deploy.messages import GONE, STARTED_OVER, Content, Kind, Refusal, Reply, Words
 from pfedme.deploy.policy import LONGEST_TEXT, Policy
 from pfedme.deploy.progress import Progress
 from pfedme.deploy.record import DeploymentRecord, carry_out
@@ -131,6 +131,8 @@ def trained(own: Client, asked: Content) -> Content:
     if line := news(asked.words.get("news")):
         say(line)
     content = own.train(asked)
+    if STARTED_OVER in content.words:
+        say("What this client kept of the run was lost; it has started over, and the server is told.")
     say(f"Round {asked.words['round'] + 1}: trained; its update leaves this machine.")
     return content
 

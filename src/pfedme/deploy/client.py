@@ -31,7 +31,7 @@ from pfedme.data.table import Table
 from pfedme.deploy.agreement import to_words
 from pfedme.deploy.log import one_line
 from pfedme.deploy.memory import Memory
-from pfedme.deploy.messages import SHARED, Content, Refusal, Words, misfit
+from pfedme.deploy.messages import SHARED, STARTED_OVER, Content, Refusal, Words, misfit
 from pfedme.deploy.pins import Pins
 from pfedme.deploy.plan import Plan, built, offered
 from pfedme.deploy.policy import LONGEST_TEXT, Policy
@@ -119,7 +119,7 @@ class Client:
         self.keep(task, update.models)
         weighted = task.simulation.algorithm.aggregation == "samples"
         rows = {"rows": int(task.federation.n_train[0])} if weighted else {}
-        return Content(rows, to_vectors(update.upload))
+        return Content(rows | task.told, to_vectors(update.upload))
 
     def finish(self, asked: Content) -> Content:
         """The models in answer to w; they stay here, and their scores too unless they may be shared."""
@@ -135,7 +135,8 @@ class Client:
                 self.keep(task, models)
                 self.pins.end()
                 atomic_write(self.state / DONE, f"{task.t}\n")
-        return Content({"scores": scores_told(evaluation, task.federation)} if self.share_metrics else {}, {})
+        scores = {"scores": scores_told(evaluation, task.federation)} if self.share_metrics else {}
+        return Content(scores | task.told, {})
 
     def keep(self, task: Task, models: Models) -> None:
         """Writes the personal model (or else the local one) into the state folder, with its round."""
@@ -238,13 +239,16 @@ class Task:
         """the shared model, if there is one,"""
         if bound.plan.algorithm.has_global:
             self.shared = from_vectors(shared, bound.parameters) if shared else self.sent
-        self.memory = Memory(client.state, pinned["id"], bound.exchange.state)
+        start_over = client.policy.lost_state == "start-over"
+        self.memory = Memory(client.state, pinned["id"], bound.exchange.state, start_over=start_over)
 
         def first() -> Any:
             return first_state(bound.plan.algorithm, bound.model, bound.plan.seed, self.sent)
 
         self.kept = self.memory.recall(asked.words.get("counted"), first)
         """and what the client keeps."""
+        self.told: Words = {STARTED_OVER: True} if self.memory.started_over else {}
+        """What the server is told of that."""
 
 
 def received(arrays: Mapping[str, np.ndarray], bound: Bound) -> tuple[dict[str, np.ndarray], ...]:

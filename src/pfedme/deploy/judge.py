@@ -21,7 +21,7 @@ from pfedme.core.tree import Params, from_vectors, vector_shapes
 from pfedme.data.schema import Task
 from pfedme.deploy.agreement import MOST_ROWS
 from pfedme.deploy.log import one_line
-from pfedme.deploy.messages import Content, Reply, misfit
+from pfedme.deploy.messages import LOST, STARTED_OVER, Content, Reply, misfit
 from pfedme.runs.ledger import Part
 
 TRAILING = 30
@@ -96,7 +96,8 @@ def judged(part: Part, reply: Reply, algorithm: Algorithm, message: Any) -> tupl
         return dataclasses.replace(part, outcome="dropped", reason=why), None
     rows = reply.content.words["rows"] if weighted else None
     upload = Upload(algorithm.codec.decode(from_vectors(reply.content.arrays, message)), rows or 1)
-    return dataclasses.replace(part, norm=upload.norm, rows=rows), upload
+    reason = LOST if reply.content.words.get(STARTED_OVER) is True else ""
+    return dataclasses.replace(part, norm=upload.norm, rows=rows, reason=reason), upload
 
 
 def usual_length(norms: Sequence[float], before: Sequence[float]) -> float:

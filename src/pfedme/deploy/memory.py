@@ -2,7 +2,8 @@
 
 A round's new state counts only once the server has said that the upload of that round did, because otherwise
 the two sides would no longer fit together. Until then both are in the file: the state before the round, from
-which a repeated try starts again, and the one after it.
+which a repeated try starts again, and the one after it. If neither is the one after the round that counted
+last, because the file was lost or is an old copy, the client refuses unless its owner lets it start over.
 """
 
 from __future__ import annotations
@@ -26,31 +27,51 @@ FILE = "kept.safetensors"
 class Memory:
     """The file with what a client keeps in the run of one agreement."""
 
-    def __init__(self, state: Path, agreement: str, shapes: Any) -> None:
-        """`agreement` is the one that the client is bound by; `shapes` are those of what it keeps."""
+    def __init__(self, state: Path, agreement: str, shapes: Any, *, start_over: bool = False) -> None:
+        """`agreement` is the one that the client is bound by; `shapes` are those of what it keeps, and
+        `start_over` is whether it may start over if that is lost."""
         self.path, self.agreement, self.shapes = state / FILE, agreement, shapes
+        self.start_over = start_over
         self.now: Any = None
-        """What the client keeps."""
+        """What the client keeps,"""
+        self.counted: Any = 0
+        """the round after which it does,"""
+        self.started_over = False
+        """and whether it has started over since then."""
 
     def recall(self, counted: Any, first: Callable[[], Any]) -> Any:
         """What the client keeps, where its upload of round `counted` (the first is 1) was the last to count;
-        what `first` makes if none did."""
+        what `first` makes if none did, or if it starts over.
+
+        Raises a refusal if what the client kept is lost and it may not start over.
+        """
+        self.counted = counted
         if not jax.tree.leaves(self.shapes):
             self.now = self.shapes
             return self.now
         arrays, about = self._read()
-        if not about:
-            self.now = first()
-        elif about["round"] == counted:
+        if about and counted == about["round"]:
             self.now = tree_of("after", arrays, self.shapes)
+        elif about and counted == about["before"]:
+            self.now, self.started_over = tree_of("before", arrays, self.shapes), about["started_over"]
+        elif counted == 0 and not about:
+            self.now = first()
+        elif self.start_over and type(counted) is int:
+            self.now, self.started_over = first(), True
         else:
-            self.now = tree_of("before", arrays, self.shapes)
+            raise Refusal(
+                f"what it keeps of this run after round {str(counted)[:20]} is not in its state folder; its "
+                "owner can put the folder back, or let it start over (--lost-state start-over)"
+            )
         return self.now
 
     def expect(self, t: int, after: Any) -> None:
         """Notes what the client will keep if its upload of round t counts."""
         if jax.tree.leaves(self.shapes):
-            about = {"agreement": self.agreement, "round": t + 1}
+            if (self._read()[1] or {"round": 0})["round"] > t + 1:
+                raise Refusal(f"round {t + 1} has passed while it worked on it")
+            about = {"agreement": self.agreement, "round": t + 1, "before": self.counted}
+            about |= {"started_over": self.started_over}
             arrays = leaves("before", self.now) | leaves("after", after)
             with writing(self.path):
                 self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

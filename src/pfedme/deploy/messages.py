@@ -23,6 +23,11 @@ UNBOUND = "it knows of no agreement; its state folder is new"
 GONE = "it was asked, and then its connection ended"
 """The error of a client that may come back."""
 
+STARTED_OVER = "started_over"
+"""The word of a client that had lost what it kept and that its owner lets start over, until an upload of it
+counts."""
+LOST = "it had lost what it kept, and started over"
+"""What the ledger says of that."""
 
 SHARED = "shared/"
 """What the names of the shared model's vectors begin with, where it is sent apart from what the algorithm

@@ -73,6 +73,9 @@ class Policy:
     batch_key: Literal["secret", "seed"] = "secret"
     """What mini-batches are drawn from: a secret of this client, or the plan's seed, which makes a run equal
     to a simulation but lets a server solve for the rows."""
+    lost_state: Literal["refuse", "start-over"] = "refuse"
+    """What to do in the middle of a run if what this client keeps for the algorithm is no longer in its state
+    folder: refuse, or start over and tell the server."""
     models: tuple[str, ...] = ("mlr",)
     """Models that may be trained, joined by commas. In other models, a server can set hidden units so that
     they capture single rows."""

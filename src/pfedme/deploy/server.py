@@ -22,7 +22,7 @@ from pfedme.deploy.agreement import Agreement
 from pfedme.deploy.channel import Channel
 from pfedme.deploy.gather import Gathering, Tell
 from pfedme.deploy.judge import Upload, clipped, judged, scores_shape, unanswered
-from pfedme.deploy.messages import SHARED, UNBOUND, Content, Reply, Words
+from pfedme.deploy.messages import LOST, SHARED, STARTED_OVER, UNBOUND, Content, Reply, Words
 from pfedme.deploy.plan import Plan, built
 from pfedme.deploy.progress import Progress, Stopped
 from pfedme.engine.exchange import Exchange, exchange, first_server, server_key
@@ -102,7 +102,7 @@ class Server:
             self.settled = True
             parts, uploads = self.collect(progress, cohort, attempt)
             for part in parts:
-                if part.outcome != "counted":
+                if part.outcome != "counted" or part.reason:
                     self.tell(f"Round {number}: {part.client} {part.outcome} ({part.reason}).")
             if len(uploads) >= least:
                 server, parts = self.combine(progress, parts, uploads)
@@ -267,6 +267,8 @@ class Server:
             if reply is None or reply.content is None:
                 why = reply.error if reply else "no reply" if name in here else "it is not connected"
                 self.tell(f"{name} has not answered the shared model of round {progress.t} ({why}).")
+            elif reply.content.words.get(STARTED_OVER) is True:
+                self.tell(f"{name} has answered the shared model of round {progress.t} ({LOST}).")
         told = {name: reply.content for name, reply in replies.items() if reply.content is not None}
         shapes = {
             name: scores_shape(content.words["scores"], progress.agreement.schema.task)
