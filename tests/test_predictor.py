@@ -386,7 +386,7 @@ def test_a_later_format_is_told_from_a_damaged_one(folder: Path, tmp_path: Path)
         ),
         (
             {"model": {"kind": "transformer", "features": 1, "classes": 2}},
-            "no kind of model that this version",
+            "Unknown kind of model",
         ),
         ({"model": {**document["model"], "features": 3}}, "is damaged .the model has 8 numbers"),
         ({"schema": {}}, "not the description of a table's columns"),
