@@ -285,7 +285,7 @@ def _check(value: Any, kind: Any, name: str, owner: str) -> None:
 def _in_words(plain: Any) -> str:
     if typing.get_origin(plain) is tuple:
         if typing.get_args(plain)[0] is str:
-            return "names joined by commas"
+            return "names separated by commas"
         return "whole numbers joined by '-', such as 100-50"
     words = {int: "a whole number", float: "a finite number", bool: "true or false"}
     return words.get(plain, "a text")
