@@ -611,7 +611,7 @@ def test_rows_without_a_column_or_of_another_kind_are_refused(tmp_path: Path):
     row = pl.DataFrame({"age": day, "visits": [1], "ward": ["a"], "smoker": [True]})
     with pytest.raises(InputError, match="'age' of new rows holds dates or times, but should hold numbers"):
         schema.encode(row, "new rows")
-    with pytest.raises(InputError, match="numbers, and should have 7"):
+    with pytest.raises(InputError, match="numbers, but should have 7"):
         schema.encode(np.zeros((2, 3)), "new rows")
     with pytest.raises(InputError, match="not the description"):
         Schema.from_json({"columns": 3})
