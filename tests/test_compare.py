@@ -181,7 +181,7 @@ def test_a_comparison_is_not_overwritten_without_force(tmp_path: Path, capsys: p
     capsys.readouterr()
     assert main(argv) == 2
     err = capsys.readouterr().err
-    assert f"{tmp_path} contains a comparison" in err
+    assert f"{tmp_path} holds a comparison" in err
     assert "--force" in err
     assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
     assert main([*argv, "--eta", "0.02", "--force"]) == 0

@@ -447,7 +447,7 @@ def test_a_server_that_was_stopped_before_it_listened_is_begun_by_resume(
         assert soon(lambda: not live.processes() and not os.listdir(temporary))
         new()
         assert live.wait("server", 60) == 2
-        assert f"{live.out} contains a run that has not begun; {begins}, --force starts over." in live.said(
+        assert f"{live.out} holds a run that has not begun; {begins}, --force starts over." in live.said(
             "server"
         )
         started(lambda: new("--force")).kill()

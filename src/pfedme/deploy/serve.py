@@ -76,7 +76,7 @@ def refuse_out(out: Path, *, force: bool) -> None:
         verb = "starts" if status == NOT_BEGUN else "continues"
         goes_on = "" if status == "finished" else f"'pfedme server --resume {out}' {verb} it, "
         what = f"a run that has {status}" if status == NOT_BEGUN else f"a {status} run"
-        raise InputError(f"{out} contains {what}; {goes_on}--force starts over.")
+        raise InputError(f"{out} holds {what}; {goes_on}--force starts over.")
     Folder(out).check_writable(force=force)
 
 

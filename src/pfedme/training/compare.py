@@ -102,10 +102,10 @@ def compare(
     refuse_file(out)
     if out.exists() and any(out.iterdir()) and not force:
         raise InputError(
-            f"{out} contains a comparison; 'pfedme resume {out}' finishes it if it is unfinished; "
+            f"{out} holds a comparison; 'pfedme resume {out}' finishes it if it is unfinished; "
             "choose another --out, or --force to overwrite it."
             if plan.exists()
-            else f"{out} is not empty and contains no comparison; choose another --out, or --force."
+            else f"{out} is not empty and holds no comparison; choose another --out, or --force."
         )
     jobs = [
         (label, dataclasses.replace(run, seed=run.seed + k), f"{label}/seed-{run.seed + k}")
