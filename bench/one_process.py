@@ -1,4 +1,4 @@
-"""Seconds per round of pFedMe, with all clients training, on the cores that this process may use; prints one JSON line."""
+"""Seconds per round of pFedMe, all clients training, on the cores of this process; prints one JSON line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Our rounds compared with those of public libraries: `make bench-peers`. Writes peers.json and peers.md in bench/.
+"""Our rounds and those of public libraries: `make bench-peers`. Writes peers.json and peers.md in bench/.
 
 python bench/peers/run.py            everything
 python bench/peers/run.py --quick    one repetition: a check that it runs

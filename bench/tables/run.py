@@ -1,4 +1,4 @@
-"""Real tables, our models compared with scikit-learn's: `make real-tables`. Writes docs/results/tables.md and tables.csv.
+"""Real tables with our models and scikit-learn's: `make real-tables`. Writes docs/results/tables.md and .csv.
 
 python bench/tables/run.py                               everything; an hour or two on two cores
 python bench/tables/run.py --budgets 1500 --seeds 1      defaults only, without the stability of the verdict

@@ -265,7 +265,7 @@ class MLR(Description):
     """Strength of the l2 term in every client's loss, over weights and biases; 0.001 in the paper's table."""
 
     def build(self, features: int, classes: int, shape: tuple[int, ...] = ()) -> Network:
-        """The model for rows of so many features and classes."""
+        """The model for rows with this many features and classes."""
         return Network(features=features, classes=classes, l2=self.l2)
 
 
@@ -285,7 +285,7 @@ class DNN(Description):
         return dataclasses.replace(self, hidden=hidden)
 
     def build(self, features: int, classes: int, shape: tuple[int, ...] = ()) -> Network:
-        """The model for rows of so many features and classes."""
+        """The model for rows with this many features and classes."""
         hidden = self.with_defaults(features).hidden
         assert hidden is not None
         return Network(features=features, classes=classes, hidden=hidden, l2=self.l2)

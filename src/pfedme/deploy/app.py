@@ -171,7 +171,7 @@ def scores_line(entry: Words) -> str:
             found.append(f"{name} model {100 * score['accuracy']:.1f} % right")
         elif score.get("rmse") is not None:
             found.append(f"{name} model off by {score['rmse']:.4g} (RMSE), R² {score['r2']:.3f}")
-    return f"On its own test rows: {', '.join(found)}." if found else "It has no test rows of its own."
+    return f"On its own test rows: {', '.join(found)}." if found else "It has no test rows."
 
 
 client.query("agree")(answered(Client.agree))

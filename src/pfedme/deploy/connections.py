@@ -117,7 +117,7 @@ class Loop(asyncio.SelectorEventLoop):
 
 
 class Protocol(H11Protocol):
-    """HTTP that does not wait forever, be it for the headers of a request or for a response to be read."""
+    """HTTP that does not wait forever, neither for the headers of a request nor for a response to be read."""
 
     until = math.inf
 

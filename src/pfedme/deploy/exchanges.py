@@ -163,7 +163,7 @@ class Exchanges:
 
 
 def contended(times: Sequence[float], within: float = 60.0) -> bool:
-    """Whether the last three of these times lie `within` so many seconds.
+    """Whether the last three of these times lie within `within` seconds.
 
     >>> contended([0.0, 50.0]), contended([0.0, 50.0, 61.0]), contended([0.0, 1.0, 50.0, 60.0])
     (False, False, True)

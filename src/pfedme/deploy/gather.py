@@ -36,7 +36,7 @@ class Gathering:
         self.turned_away: set[str] = set()
         """and which of them are still connected."""
         self.said: dict[str, Words] = {}
-        """What clients have shared about their tables,"""
+        """What clients have said about their tables,"""
         self.asked_at: dict[str, float] = {}
         """and when the clients were asked whose owners have not yet approved the plan."""
         self.failures = Counter[str]()
@@ -84,7 +84,7 @@ class Gathering:
         self.refuse(_errors(replies))
 
     def _accepted(self) -> Agreement | None:
-        """The agreement of the clients that have shared about their tables, once enough of them are connected
+        """The agreement of the clients that have described their tables, once enough of them are connected
         and all are bound by it."""
         least = self.plan.min_clients
         if not self.said or len(self.said) < least:
