@@ -202,7 +202,7 @@ def test_a_client_without_the_package_or_the_leave_to_use_it_refuses(tmp_path: P
     assert offer["algorithm"]["name"] == "momentum"
     assert offer["model"] == {"name": "narrow", "width": 2, "l2": 0.0}
     assert offered(offer) == plan
-    with pytest.raises(Refusal, match=r"allows pfedme, .* and not momentum \(--algorithms\)"):
+    with pytest.raises(Refusal, match=r"allows pfedme, .* but not momentum \(--algorithms\)"):
         Policy().check_plan(plan)
     allowed = Policy(algorithms=("momentum",), models=("narrow",)).checked()
     allowed.check_plan(plan)

@@ -123,7 +123,7 @@ ATTACKS: dict[str, tuple[Callable[[attack.Respond], np.ndarray], int, int, str]]
             ask, FedAvg(eta=1e-5), attack.Network(features=3, classes=2, hidden=(100,)), N, 1,
             attack.Trap(1e-3),
         ),
-        N, 10, "its policy allows the model mlr, and not dnn",
+        N, 10, "its policy allows the model mlr, but not dnn",
     ),
 }  # fmt: skip
 """Attacks, how many rows their client has, how many of them at least come back if nothing is limited, and the
@@ -316,14 +316,14 @@ def test_an_agreement_that_is_none_is_refused(words: Words, why: str, tmp_path: 
 @pytest.mark.parametrize(
     ("limits", "why"),
     [
-        ({"algorithms": ("fedavg",)}, "its policy allows fedavg, and not pfedme"),
+        ({"algorithms": ("fedavg",)}, "its policy allows fedavg, but not pfedme"),
         ({"min_batch": 17}, "the plan's B is 16, but its limit is 17 (--min-batch)"),
         ({"min_steps": 11}, "the plan's R is 10, but its limit is 11 (--min-steps)"),
         ({"max_step": 0.2}, "the plan's eta times lam is 0.25, but its limit is 0.2 (--max-step)"),
         ({"max_l2": 1e-4}, "the plan's l2 is 0.001, but its limit is 0.0001 (--max-l2)"),
         ({"max_draws": 2.0}, "a round of the plan draws each of its rows more often than its limit of 2"),
         ({"max_rounds": 3}, "the plan's rounds is 4, but its limit is 3 (--max-rounds)"),
-        ({"models": ("dnn",)}, "its policy allows the model dnn, and not mlr"),
+        ({"models": ("dnn",)}, "its policy allows the model dnn, but not mlr"),
         ({"approve": "0" * 64}, "its owner has approved the plan 000000000000…, but this is "),
         ({"min_rows": 61}, "fewer training rows than its limit of 61"),
         ({"max_megabytes": 1e-5}, "the model has 12 parameters, above its limit"),
