@@ -1,4 +1,4 @@
-"""The four cells of the paper's experiments, and how a round of ours is timed."""
+"""The four cells of the paper's experiments, and how our rounds are timed."""
 
 from __future__ import annotations
 

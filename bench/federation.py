@@ -1,4 +1,4 @@
-"""Time per round of a deployed federation, beside Flower's own FedAvg with the same model.
+"""Time per round of a deployed federation, compared with Flower's own FedAvg with the same model.
 
     python bench/federation.py [--clients 3] [--rounds 6] [--repeats 3]
 

@@ -1,4 +1,4 @@
-"""Seconds per round of pFedMe, everyone training, with the cores this process may use; one JSON line."""
+"""Seconds per round of pFedMe, all clients training, on the cores of this process; prints one JSON line."""
 
 from __future__ import annotations
 

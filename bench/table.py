@@ -1,4 +1,4 @@
-"""A large table: `make bench-table`. How long ours takes to read it, beside polars alone, and the memory.
+"""A large table: `make bench-table`. Measures the time to read it, against polars alone, and the memory.
 
 python bench/table.py                                  10 million rows of 1,000 clients, a few minutes
 python bench/table.py --rows 100000 --clients 100      a check that it runs

@@ -1,7 +1,7 @@
-"""The same algorithms the way the field runs them: PyTorch, one client after the other in a Python loop.
+"""The same algorithms as they are usually run: PyTorch, one client after another in a Python loop.
 
-Competent rather than naive: tensors stay in memory, batches are drawn by one index operation, updates use
-torch's fused foreach operations, and no optimizer object or data loader stands in between.
+Competent rather than naive: tensors stay in memory, batches are drawn with one index operation, updates use
+torch's fused foreach operations, and there is no optimizer object or data loader in between.
 """
 
 from __future__ import annotations

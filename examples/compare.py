@@ -1,7 +1,7 @@
 """Does joining pay? Compare methods and read the verdict.
 
-Twelve sites with few rows each, whose patients are alike: here joining should pay. The more the sites
-differ, the less it does.
+Twelve sites have few rows each and similar patients, so joining should pay here. The more the sites differ,
+the less it does.
 """
 
 import numpy as np

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # A federation on several machines.
 #
-# A server and two clients, here on one machine and with keys that are made for a trial. On machines of their own each
-# client makes its own key; docs/deploy.md is the guide. It needs Flower (`pip install 'pfedme[flower]'`), two tables
-# `east.csv` and `west.csv` with the same columns and at least a hundred rows each, and about a minute.
+# A server and two clients, here on one machine and with trial keys. On separate machines, each client creates its own
+# key; see docs/deploy.md. It needs Flower (`pip install 'pfedme[flower]'`), two tables `east.csv` and `west.csv` with
+# the same columns and at least a hundred rows each, and about a minute.
 set -euo pipefail
 trap 'kill $(jobs -p) 2> /dev/null || true' EXIT # if a client ends early, so does the server
 

@@ -1,7 +1,7 @@
 """From a run to a model in use.
 
-An exported model is a folder with the parameters and all that using them needs: columns, categories,
-scaling, labels. `pfedme export` and `pfedme predict` do the same on the command line.
+An exported model is a folder with the parameters and everything needed to use them: columns, categories,
+scaling and labels. `pfedme export` and `pfedme predict` do the same on the command line.
 """
 
 import polars as pl

@@ -1,7 +1,7 @@
-"""From the shared model to one's own: the path over λ.
+"""From the shared model to a client's own: the path over λ.
 
 A client's personal model θ(λ) = argmin f(θ) + λ/2 ‖θ − w‖² moves from w, at a large λ, to the client's own
-model, at λ = 0. Here client 0 takes the path step by step, by gradient descent.
+model, at λ = 0. Here client 0 follows the path step by step, using gradient descent.
 """
 
 import jax

@@ -1,7 +1,7 @@
-"""A client that comes later.
+"""A client that joins later.
 
-A run that has finished offers its shared model to clients that took no part. Each newcomer finds its own
-way from there: the shared model as it is, a personal one near it, or training alone.
+A finished run offers its shared model to clients that took no part. Each newcomer chooses what suits it: the
+shared model unchanged, a personal model near it, or training alone.
 """
 
 import pfedme

@@ -1,7 +1,7 @@
-"""An algorithm of your own.
+"""Your own algorithm.
 
-An algorithm says what a client does with w in a round, and what it sends. Its fields are its
-hyperparameters. It can be trained, compared, tuned, recorded and reported like those that are there.
+An algorithm defines what a client does with w in a round, and what it sends. Its fields are its
+hyperparameters. It can be trained, compared, tuned, recorded and reported like the built-in ones.
 """
 
 import pfedme

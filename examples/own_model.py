@@ -1,7 +1,7 @@
-"""A model of your own.
+"""Your own model.
 
-A model is a pair of functions: one makes the first parameters, any pytree of arrays, and one gives a score
-for each class (or, with `classes=0`, one number) for each row.
+A model is a pair of functions: one creates the initial parameters, any pytree of arrays, and the other
+returns a score for each class (or, with `classes=0`, one number) for each row.
 """
 
 import jax

@@ -1,7 +1,7 @@
-"""A table of your own, from a DataFrame.
+"""Your own table, from a DataFrame.
 
-`client` names the column that says whose row it is, `label` the one to predict. Frames of polars and pandas
-do alike; `path=` takes a file instead.
+`client` is the column that names the client of each row, `label` the one to predict. Both polars and pandas
+frames work; `path=` takes a file instead.
 """
 
 import numpy as np

@@ -1,7 +1,7 @@
 """The right model for every client.
 
-After the training each client chooses among training alone, the shared model, and personal models at a λ of
-its own, by rows that none of them has seen. Fewer steps and folds than by default keep the example short.
+After training, each client chooses between training alone, the shared model, and personal models with its own
+λ, on rows that none of them has seen. Fewer steps and folds than the defaults keep the example short.
 """
 
 import pfedme

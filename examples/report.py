@@ -1,7 +1,7 @@
 """A report as one HTML file.
 
-Every run with a folder has a `report.html`, which any browser opens and which needs nothing else. `report`
-puts several runs and comparisons on one page, as `pfedme report` does.
+Every run with a folder has a self-contained `report.html`, which opens in any browser. `report` puts several
+runs and comparisons on one page, like `pfedme report`.
 """
 
 from pathlib import Path

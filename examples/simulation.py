@@ -1,7 +1,7 @@
 """Round by round.
 
-`Simulation` is what the commands run on. It keeps no state of its own: from a state and a number of rounds
-comes the next state, so that you can look at the models in between, go back, or branch.
+The commands are built on `Simulation`. It keeps no state: given a state and a number of rounds it returns the
+next state, so you can look at the models in between, go back, or branch.
 """
 
 from pfedme import Network, PFedMe, Synthetic

@@ -1,7 +1,7 @@
-"""Search for settings by validation rows.
+"""Search for settings on validation rows.
 
-What is given (`R=5`) is fixed, the rest is searched. Test rows are not looked at until the run with the
-best settings is judged. Tuning needs Optuna: `pip install 'pfedme[tune]'`.
+Settings that are given (`R=5`) are fixed, and the others are searched. Test rows are not used until the run
+with the best settings is evaluated. Tuning needs Optuna: `pip install 'pfedme[tune]'`.
 """
 
 import pfedme

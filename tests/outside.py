@@ -22,12 +22,12 @@ from pfedme.data.synthetic import Synthetic
 
 @record
 class Momentum(Algorithm):
-    """FedAvg whose server has momentum: v ← μ v + mean of the Δ_i and w ← w + β v."""
+    """FedAvg with server momentum: v ← μ v + mean of the Δ_i and w ← w + β v."""
 
     name: ClassVar[str] = "momentum"
 
     mu: NonNegative = 0.5
-    """μ: what is left of the step before."""
+    """μ: the weight of the previous step."""
 
     def begin(self, key: jax.Array, first: Any, total: int) -> Any:
         """w, and v = 0."""

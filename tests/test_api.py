@@ -267,7 +267,7 @@ NUMBER = "must be a whole number, not"
         (lambda: loose.train("fedavg", DATA, model=loose.MLR(l2="a")), "l2 of model 'MLR' must be"),
         (
             lambda: loose.train("fedavg", DATA, model=pfedme.Network(features=5, classes=2)),
-            r"makes scores of shape \(2, 2\).* the data has 3 classes",
+            r"returns scores of shape \(2, 2\).* the data has 3 classes",
         ),
         (
             lambda: loose.train("fedavg", DATA, model=pfedme.Network(features=6, classes=3)),

@@ -291,6 +291,6 @@ def test_a_run_says_how_clients_are_weighted(aggregation: str, tmp_path: Path):
     words = ["run", "fedavg", "--data", str(table), "--client", "site", "--label", "y", "--rounds", "2"]
     assert main([*words, "--aggregation", aggregation, "--out", str(tmp_path / "out")]) == 0
     said = " ".join(json.loads((tmp_path / "out" / "record.json").read_text())["auto"]["sentences"])
-    assert {"uniform": "weighted alike, although 'a'", "samples": "weighted by rows, so that 'a'"}[
+    assert {"uniform": "weighted equally, although 'a'", "samples": "weighted by rows, so 'a'"}[
         aggregation
     ] in said

@@ -95,7 +95,7 @@ def some_bytes_changed(content: bytes) -> bytes:
 DAY = datetime.date(2024, 1, 1)
 FILES: dict[str, tuple[str, bytes, list[str]]] = {
     # the file as a whole
-    "empty": ("t.csv", b"", ["t.csv is empty", "columns' names"]),
+    "empty": ("t.csv", b"", ["t.csv is empty", "column names"]),
     "blank": ("t.csv", b"\n\n  \n", ["t.csv is empty"]),
     "header only": ("t.csv", f"{HEADER}\n".encode(), ["t.csv has no rows"]),
     "latin-1": (
@@ -110,14 +110,18 @@ FILES: dict[str, tuple[str, bytes, list[str]]] = {
     ),
     "utf-16": ("t.csv", table().decode().encode("utf-16"), ["t.csv is not UTF-8", "UTF-16", "save it"]),
     "an image": ("t.csv", b"\x89PNG\r\n\x1a\n" + bytes(200), ["t.csv is not UTF-8 text"]),
-    "old Mac line ends": ("t.csv", table().replace(b"\n", b"\r"), ["t.csv", r"\r alone", r"\n line ends"]),
-    "cut off gzip": ("t.csv.gz", packed(table())[:-30], ["t.csv.gz is damaged or cut off", "copy it again"]),
+    "old Mac line ends": ("t.csv", table().replace(b"\n", b"\r"), ["t.csv", r"\r alone", r"\n line endings"]),
+    "cut off gzip": (
+        "t.csv.gz",
+        packed(table())[:-30],
+        ["t.csv.gz is damaged or truncated", "copy it again"],
+    ),
     "changed gzip": ("t.csv.gz", some_bytes_changed(packed(table())), ["t.csv.gz", "copy it again"]),
-    "cut off parquet": ("t.parquet", parquet()[:-10], ["t.parquet is not a whole Parquet file", "again"]),
-    "no parquet": ("t.parquet", table(), ["t.parquet is not a whole Parquet file"]),
+    "cut off parquet": ("t.parquet", parquet()[:-10], ["t.parquet is not a complete Parquet file", "again"]),
+    "no parquet": ("t.parquet", table(), ["t.parquet is not a complete Parquet file"]),
     "changed parquet": ("t.parquet", some_bytes_changed(parquet()), ["t.parquet"]),
-    "cut off npz": ("t.npz", npz()[:-30], ["t.npz is not a whole NPZ file", "numpy.savez"]),
-    "no npz": ("t.npz", table(), ["t.npz is not a whole NPZ file"]),
+    "cut off npz": ("t.npz", npz()[:-30], ["t.npz is not a complete NPZ file", "numpy.savez"]),
+    "no npz": ("t.npz", table(), ["t.npz is not a complete NPZ file"]),
     # the header
     "no header": ("t.csv", b"1,2,3\n4,5,6\n", ["t.csv has no header", "'1,2,3'", "names"]),
     "two columns of one name": (
@@ -133,9 +137,9 @@ FILES: dict[str, tuple[str, bytes, list[str]]] = {
     "spaces between columns": (
         "t.csv",
         table().replace(b",", b" "),
-        ["one column only", "commas, semicolons, tabs"],
+        ["only one column", "commas, semicolons, tabs"],
     ),
-    "commas in .tsv": ("t.tsv", table(), ["t.tsv has one column only", "tabs", ".csv"]),
+    "commas in .tsv": ("t.tsv", table(), ["t.tsv has only one column", "tabs", ".csv"]),
     "no client column": (
         "t.csv",
         table(header="hopsital,age,sex,outcome"),
@@ -150,7 +154,7 @@ FILES: dict[str, tuple[str, bytes, list[str]]] = {
     "a row with more fields": (
         "t.csv",
         table("h1,30,f,yes,9"),
-        ["Row 41 of t.csv has 5 fields", "header 4", "comma"],
+        ["Row 41 of t.csv has 5 fields", "header has 4", "comma"],
     ),
     "an open quotation mark": ("t.csv", table('h1,30,"f,yes'), ["t.csv", "quotation mark"]),
     "a row with fewer fields": ("t.csv", table("h1,30"), ["label 'outcome'", "row 41 of t.csv"]),
@@ -191,7 +195,7 @@ FILES: dict[str, tuple[str, bytes, list[str]]] = {
         "\n".join(["hospital,id,outcome", *(f"h{i % 3},id{i},{i % 2}" for i in range(1001)), ""]).encode(),
         ["'id' of t.csv has 1,001 different texts", "1,000", "--drop id"],
     ),
-    "nothing to predict from": ("t.csv", b"hospital,outcome\na,1\nb,0\n", ["No column of t.csv is left"]),
+    "nothing to predict from": ("t.csv", b"hospital,outcome\na,1\nb,0\n", ["t.csv has no column left"]),
     "lengths of time": (
         "t.parquet",
         parquet(stay=[datetime.timedelta(1)] * 40),
@@ -226,9 +230,9 @@ FILES: dict[str, tuple[str, bytes, list[str]]] = {
     ),
     # arrays
     "no x": ("t.npz", npz().replace(b"x.npy", b"z.npy"), ["t.npz", "no array 'x'", "'client'"]),
-    "objects": ("t.npz", npz(y=np.array([None] * 40)), ["t.npz is not a whole NPZ file of plain arrays"]),
-    "texts in x": ("t.npz", npz(x=np.array([["a", "b"]] * 40)), ["x in t.npz must hold numbers"]),
-    "x of one dimension": ("t.npz", npz(x=np.arange(40.0)), ["x in t.npz must hold numbers", "40"]),
+    "objects": ("t.npz", npz(y=np.array([None] * 40)), ["t.npz is not a complete NPZ file of plain arrays"]),
+    "texts in x": ("t.npz", npz(x=np.array([["a", "b"]] * 40)), ["x in t.npz must contain numbers"]),
+    "x of one dimension": ("t.npz", npz(x=np.arange(40.0)), ["x in t.npz must contain numbers", "40"]),
     "no samples": (
         "t.npz",
         npz(x=np.zeros((0, 2)), y=np.zeros(0), client=np.zeros(0)),
@@ -257,25 +261,28 @@ def test_a_malformed_table_is_refused_by_every_command(capsys: pytest.CaptureFix
 OPTIONS: list[tuple[str, list[str]]] = [
     ("--data nowhere.csv --client hospital --label outcome", ["no file nowhere.csv"]),
     ("--data nowhere", ["no data 'nowhere'", "synthetic, mnist", "path of a table"]),
-    ("--data t.txt --client hospital --label outcome", ["t.txt is of no known format", ".parquet"]),
-    ("--data nothing --label outcome", ["The folder nothing holds no table", ".csv"]),
+    ("--data t.txt --client hospital --label outcome", ["t.txt has an unknown format", ".parquet"]),
+    ("--data nothing --label outcome", ["The folder nothing contains no table", ".csv"]),
     (
         "--data t.csv --client hospital",
-        ["What is to be predicted in t.csv?", "--label", "hospital, age, sex, outcome"],
+        ["Which column of t.csv is to be predicted?", "--label", "hospital, age, sex, outcome"],
     ),
     (
         "--data t.csv --label outcome",
-        ["Whose are the rows of t.csv?", "--client", "hospital, age, sex, outcome"],
+        ["Which client does each row of t.csv belong to?", "--client", "hospital, age, sex, outcome"],
     ),
     ("--data t.csv --client outcome --label outcome", ["--client and --label are both 'outcome'"]),
     (f"--data t.csv {GIVEN} --features age,sx", ["no column 'sx'", "--features", "'sex'?"]),
     (f"--data t.csv {GIVEN} --features age,hospital", ["--features names 'hospital'", "the client"]),
     (f"--data t.csv {GIVEN} --drop outcome", ["--drop names 'outcome'", "the label"]),
     (f"--data t.csv {GIVEN} --drop aeg", ["no column 'aeg'", "--drop", "'age'?"]),
-    (f"--data t.csv {GIVEN} --drop age,sex", ["No column of t.csv is left"]),
-    (f"--data t.csv {GIVEN} --features ,", ["features", "names joined by commas"]),
+    (f"--data t.csv {GIVEN} --drop age,sex", ["t.csv has no column left"]),
+    (f"--data t.csv {GIVEN} --features ,", ["features", "names separated by commas"]),
     (f"--data t.csv {GIVEN} --task ranking", ["task", "'ranking'", "classification, regression"]),
-    (f"--data t.csv {GIVEN} --task regression", ["label 'outcome' of row 1 of t.csv is 'no'", "no number"]),
+    (
+        f"--data t.csv {GIVEN} --task regression",
+        ["label 'outcome' of row 1 of t.csv is 'no'", "not a number"],
+    ),
     (f"--data t.csv {GIVEN} --impute median", ["impute", "'median'", "mean"]),
     (f"--data t.csv {GIVEN} --train 1", ["train", "below 1"]),
     (f"--data t.csv {GIVEN} --split-seed -1", ["seed", "at least 0"]),
@@ -289,19 +296,19 @@ OPTIONS: list[tuple[str, list[str]]] = [
         ["label 'outcome' of row 1 of label.csv is 'maybe'", "no training row"],
     ),
     (f"--data t.csv {GIVEN} --test narrow.csv", ["narrow.csv has no column 'sex'"]),
-    ("--data t.npz --features x0", ["t.npz holds arrays", "--features and --drop"]),
-    ("--data both.npz --test t.npz", ["both.npz has test rows of its own", "--test"]),
+    ("--data t.npz --features x0", ["t.npz contains arrays", "leave --features and --drop out"]),
+    ("--data both.npz --test t.npz", ["both.npz already has test rows", "--test"]),
     (
         "--data folder --label outcome",
-        ["folder/b.csv has a column 'extra'", "folder/a.csv has none", "--drop"],
+        ["folder/b.csv has a column 'extra'", "folder/a.csv does not", "--drop"],
     ),
     ("--data folder --label outcome --drop extra --test t.csv", ["--test t.csv must be a folder"]),
     ("--data twice --label outcome", ["two files for the client 'a'"]),
     (
         "--data synthetic --label outcome",
-        ["--label is for tables of your own", "--data synthetic is none"],
+        ["--label only applies to your own tables", "--data synthetic is not one"],
     ),
-    ("--data mnist:clients=7 --impute mean", ["--impute is for tables of your own"]),
+    ("--data mnist:clients=7 --impute mean", ["--impute only applies to your own tables"]),
 ]
 
 

@@ -255,9 +255,9 @@ ABOUT = {"kind": "cnn", "features": 36, "classes": 3, "shape": [6, 6], "channels
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"kind": "transformer"}, "'transformer' is no kind of model"),
+        ({"kind": "transformer"}, "Unknown kind of model 'transformer'"),
         ({"channels": []}, "at least one stage"),
-        ({"shape": [5, 6]}, "no images of 5×6"),
+        ({"shape": [5, 6]}, "not form images of 5×6"),
         ({"classes": -1}, "classes of the model must be at least 0"),
         ({"kernel": 4}, "must be an odd number, not 4"),
         ({"depth": 3}, "depth"),
@@ -272,10 +272,10 @@ def test_a_damaged_description_is_refused(change: dict, said: str):
 @pytest.mark.parametrize(
     ("text", "features", "said"),
     [
-        ("cnn", 60, "nothing tells the shape of rows of 60 numbers; give it, as in cnn:shape=28-28"),
-        ("cnn:shape=8-8", 60, "rows of 60 numbers are no images of 8×8"),
-        ("cnn:shape=60", 60, "no images of 60"),
-        ("cnn:shape=3-2-5-2", 60, "no images of 3×2×5×2"),
+        ("cnn", 60, "the image shape of rows of 60 numbers is not known; give it, as in cnn:shape=28-28"),
+        ("cnn:shape=8-8", 60, "rows of 60 numbers do not form images of 8×8"),
+        ("cnn:shape=60", 60, "not form images of 60"),
+        ("cnn:shape=3-2-5-2", 60, "not form images of 3×2×5×2"),
         ("cnn:shape=28-28,kernel=4", 784, "kernel of model 'cnn' must be an odd number, not 4"),
         ("cnn:shape=28-28,channels=4-4-4-4-4", 784, "28×28 cannot be halved 5 times; .*cnn:channels=4"),
         ("cnn:shape=28-28,channels=", 784, "channels of model 'cnn' must name at least one stage"),

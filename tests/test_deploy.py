@@ -326,7 +326,7 @@ def test_scores_that_are_not_like_the_others_are_left_out(tmp_path: Path):
     plan = Plan(algorithm=FedAvg(**QUICK, aggregation="samples"), model=MLR(), rounds=1, min_clients=3)
     out = deployed(tmp_path, plan, room)
     assert {line["client"]: line["outcome"] for line in ledger(out)}["north"] == "dropped"
-    assert "east shares scores that cannot be" in (out / "server.log").read_text()
+    assert "east shares impossible scores" in (out / "server.log").read_text()
     with (out / "clients.csv").open(newline="") as file:
         assert [line["client"] for line in csv.DictReader(file)] == ["north", "south"]
 
@@ -431,7 +431,7 @@ def test_what_goes_wrong_at_a_client_is_told_at_its_own_console(
     message = Message(content=app.packed(Content({}, {})), message_type="train", dst_node_id=1)
     context = SimpleNamespace(run_id=1, node_config={"name": "north", "data": "x.csv", "state-dir": "state"})
     reply = app.unpacked(app.answered(failing)(message, context).content)
-    assert reply.words == {"name": "north", "error": "its program failed, and its own console says why"}
+    assert reply.words == {"name": "north", "error": "its program failed; its own console says why"}
     said = capsys.readouterr().out
     assert "\npfedme: row 7 is 'Mrs X'\n" in said
     assert "Traceback" in said
@@ -609,7 +609,7 @@ def test_who_comes_after_the_agreement_is_told_so_once(tmp_path: Path):
     progress = server.round(server.begin())
     room.gone = set()
     progress = server.round(server.round(progress))
-    why = "the run had begun when it came; it can take part in the next one."
+    why = "the run had already begun; it can take part in the next one."
     assert [line for line in said if line.startswith("Refused")] == [f"Refused west: {why}"]
     told = json.loads((tmp_path / "state/west/refused.json").read_text())
     assert told == {"reason": why, "over": False}
@@ -645,7 +645,7 @@ def test_steps_that_are_not_given_are_within_every_clients_limits(algorithm: Alg
 def test_steps_that_are_given_are_taken_as_they_are():
     plan = Plan(algorithm=PFedMe(eta=0.2, lam=15.0), model=MLR())
     assert plan.algorithm.eta == 0.2
-    with pytest.raises(Refusal, match="eta times lam is 3, and its limit is 1"):
+    with pytest.raises(Refusal, match="eta times lam is 3, but its limit is 1"):
         Policy().check_plan(plan)
 
 

@@ -104,8 +104,8 @@ def test_an_excel_file_is_read_like_the_same_table_in_csv():
 
 
 BOOKS: dict[str, tuple[bytes, str, list[str]]] = {
-    "no book": (b"hello", "", ["t.xlsx is not a whole Excel file", "CSV"]),
-    "a book cut off": (excel(a=good())[:-40], "", ["t.xlsx is not a whole Excel file"]),
+    "no book": (b"hello", "", ["t.xlsx is not a complete Excel file", "CSV"]),
+    "a book cut off": (excel(a=good())[:-40], "", ["t.xlsx is not a complete Excel file"]),
     "an empty sheet": (excel(a={}), "", ["The sheet 'a' of t.xlsx is empty"]),
     "no such sheet": (excel(a=good(), rows=good()), "--sheet row", ["no sheet of t.xlsx 'row'", "'rows'?"]),
     "a header only": (excel(a={name: [] for name in good()}), "", ["t.xlsx has no rows"]),
@@ -206,12 +206,12 @@ def test_a_run_of_a_frame_says_what_it_was_and_is_not_resumed_without_it(
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"frame": 3}, "no frame"),
-        ({"frame": {"a": [1], "b": [1, 2]}}, "no frame"),
+        ({"frame": 3}, "not a frame"),
+        ({"frame": {"a": [1], "b": [1, 2]}}, "not a frame"),
         ({"frame": good(), "path": "t.csv"}, "a file or a frame, not both"),
         ({"path": "t.csv", "test_frame": good()}, "needs a frame"),
         ({"frame": good(), "label": "outcom"}, "the frame has no column 'outcom'"),
-        ({"frame": good(), "client": None}, "Whose are the rows of the frame"),
+        ({"frame": good(), "client": None}, "Which client does each row of the frame belong to"),
         ({"frame": {**good(), "c": replaced(V, 4, None)}}, "row 4 of the frame"),
         ({}, "needs a path, or in Python a frame"),
     ],

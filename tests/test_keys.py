@@ -211,7 +211,7 @@ def test_files_that_do_not_belong_together_are_refused(folder: Path, tmp_path: P
     create_keys.make(tmp_path / "others", ["localhost"], ["north"])
     own = (folder / "ca.crt").read_bytes()
     (folder / "ca.crt").write_bytes((tmp_path / "others/ca.crt").read_bytes())
-    with pytest.raises(InputError, match="was not made by the authority"):
+    with pytest.raises(InputError, match="was not issued by the authority"):
         keys.server_keys(folder)
     (folder / "ca.crt").write_bytes(own)
     (folder / "server.key").write_bytes((tmp_path / "others/server.key").read_bytes())
@@ -253,7 +253,7 @@ def test_a_certificate_is_warned_about_refused_and_renewed(folder: Path, monkeyp
     set_clock(monkeypatch, ends - datetime.timedelta(days=3))
     assert "renews it" in (keys.server_keys(folder).warning() or "")
     set_clock(monkeypatch, ends + datetime.timedelta(days=3))
-    with pytest.raises(InputError, match=r"ended on .* renews it"):
+    with pytest.raises(InputError, match=r"expired on .* renews it"):
         keys.server_keys(folder)
     secret = (folder / "server.key").read_bytes()
     create_keys.make(folder, [], [])
@@ -298,7 +298,7 @@ def test_a_client_creates_its_own_key_and_the_server_never_has_it(tmp_path: Path
     assert set(contents(own)) == {"key", "key.pub"}
     assert stat.S_IMODE((own / "key").stat().st_mode) == 0o600
     assert stat.S_IMODE(own.stat().st_mode) == 0o700
-    with pytest.raises(InputError, match=r"ca\.crt is missing: whoever runs the server sends it after"):
+    with pytest.raises(InputError, match=r"ca\.crt is missing: the operator of the server sends it after"):
         keys.client_keys(own)
     assert create_keys.make(tmp_path / "keys", ["localhost"], [], keys.received([sent])) == ["north"]
     assert set(contents(tmp_path / "keys/clients")) == {"north/key.pub"}
@@ -377,7 +377,7 @@ def test_what_is_no_clients_public_key_is_refused(tmp_path: Path, sent: Path):
         path = tmp_path / f"{what}.pub"
         path.write_bytes(damaged)
         with pytest.raises(
-            InputError, match="no name" if what == "name" else rf"{what}\.pub is not a public"
+            InputError, match="not a valid client name" if what == "name" else rf"{what}\.pub is not a public"
         ):
             keys.received([path])
     for path, said in ((tmp_path / "north", "is a folder"), (tmp_path / "nowhere", "There is no file")):

@@ -146,7 +146,7 @@ def test_who_was_refused_or_dropped_is_named_with_the_reason(tmp_path: Path):
         Part(1, 1, "north", "dropped", far.format("2e+06"), norm=2e6),
         Part(1, 2, "north", "dropped", far.format("3e+06"), norm=3e6),
         Part(2, 1, "north", "dropped", far.format("4e+06"), norm=4e6),
-        Part(4, 1, "north", "dropped", "it has numbers that are not finite"),
+        Part(4, 1, "north", "dropped", "it contains numbers that are not finite"),
         Part(4, 1, "south", "failed", "Values are missing"),
         Part(4, 1, "west", "failed", "the round had too few good replies", norm=1.0),
     ]
@@ -158,7 +158,7 @@ def test_who_was_refused_or_dropped_is_named_with_the_reason(tmp_path: Path):
     }
     assert [(line["times"], line["rounds"], line["reason"]) for line in told["dropped"]["lines"]] == [
         (3, "rounds 1–2", far.format("4e+06")),
-        (1, "round 4", "it has numbers that are not finite"),
+        (1, "round 4", "it contains numbers that are not finite"),
     ]
     assert [line["client"] for line in told["failed"]["lines"]] == ["south"]
 

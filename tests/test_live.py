@@ -61,8 +61,8 @@ def test_owners_see_the_plan_what_leaves_each_round_and_how_good_their_models_ar
         lines = [
             "numbers 'age': 180 values, mean ", f"SHA-256    {sha}",
             f"Bound by the agreement of {', '.join(NAMES)}; its SHA-256 is {agreed[1]}.",
-            "Round 1: trained; its update leaves this machine.",
-            "Round 2: trained; its update leaves this machine.",
+            "Round 1: trained; the update leaves this machine.",
+            "Round 2: trained; the update leaves this machine.",
             "On its own test rows: shared model ",
         ]  # fmt: skip
         places = [said.index(line) for line in lines]

@@ -139,7 +139,7 @@ def test_clients_that_mean_ill_are_turned_away_and_the_others_train_on(tmp_path:
     print(f"\nill-meaning clients: {time.monotonic() - began:.0f} s\n{log}")
     for line in (
         "Refused other: its table has no column 'age', which the others have",
-        "Round 1: nan dropped (it has numbers that are not finite)",
+        "Round 1: nan dropped (it contains numbers that are not finite)",
         "Round 1: scaler dropped (its update of length ",
         "Round 1: hanger late (no reply within 45 seconds)",
         "Refused a client at 127.0.0.1: the server does not know its key",
@@ -223,7 +223,7 @@ def test_a_client_runs_no_program_but_its_own(tmp_path: Path):
             run = [flwr, "run", str(app), "here", "-c", out]
             subprocess.run(run, env=environment(home), check=True, capture_output=True)
             assert live.wait("east", 60) == 1
-        assert f"{FOREIGN}; nothing of it was run." in live.said("east")
+        assert f"{FOREIGN}; it was not run." in live.said("east")
         assert not (live.state("east") / "model").exists()
 
 

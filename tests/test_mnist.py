@@ -277,7 +277,7 @@ def test_a_damaged_gz_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixtur
     path.write_bytes(raw)
     err = describe(capsys, f"mnist:path={tmp_path / 'idx'}")
     assert "train-labels-idx1-ubyte.gz" in err
-    assert "fetch it again" in err
+    assert "download it again" in err
 
 
 def test_whatever_byte_of_a_gz_file_is_flipped_it_is_used_whole_or_refused(tmp_path: Path):
@@ -363,7 +363,7 @@ def test_without_network_and_cache_the_error_says_what_to_do(tmp_path: Path):
     assert done.returncode == 2
     assert done.stdout == ""
     assert "Traceback" not in done.stderr
-    assert re.search(r"could not be fetched .* --data mnist:path=FOLDER\.$", done.stderr.strip())
+    assert re.search(r"could not be downloaded .* --data mnist:path=FOLDER\.$", done.stderr.strip())
     assert all(name in done.stderr for name in FILES)
 
 
@@ -384,5 +384,5 @@ def test_a_damaged_fetched_file_is_never_used(tmp_path: Path):
     path.write_bytes(raw)
     done = describe_offline(cache)
     assert done.returncode == 2
-    assert "could not be fetched" in done.stderr
+    assert "could not be downloaded" in done.stderr
     assert "Traceback" not in done.stderr

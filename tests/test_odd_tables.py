@@ -202,15 +202,15 @@ def test_the_row_that_has_another_form_is_named(capsys: pytest.CaptureFixture[st
 
 rng = np.random.default_rng(2)
 LOOKS: dict[str, tuple[Mapping[str, Sequence[object]], list[str]]] = {
-    "an index": ({"c": range(1, N + 1)}, ["'c' counts the rows from 1 to 60", "--drop c"]),
-    "an index from 0": ({"c": range(N)}, ["'c' counts the rows from 0 to 59"]),
-    "a shuffled index": ({"c": rng.permutation(N).tolist()}, ["'c' counts the rows"]),
+    "an index": ({"c": range(1, N + 1)}, ["'c' numbers the rows from 1 to 60", "--drop c"]),
+    "an index from 0": ({"c": range(N)}, ["'c' numbers the rows from 0 to 59"]),
+    "a shuffled index": ({"c": rng.permutation(N).tolist()}, ["'c' numbers the rows"]),
     "numbers of patients": ({"patient_id": rng.choice(10**6, N, False).tolist()}, ["60 different whole"]),
     "numbers that never meet": ({"c": rng.choice(300, N, False).tolist()}, ["'c' has 60 different whole"]),
     "names of patients": ({"c": column(lambda i: f"p{i}")}, ["'c' has 60 different texts", "identifier"]),
-    "the label again": ({"c": good()["outcome"]}, ["'c' tells the label 'outcome' exactly"]),
-    "the label in numbers": ({"c": [int(v == "yes") for v in good()["outcome"]]}, ["'c' tells the label"]),
-    "the label in other words": ({"c": [f"was {v}" for v in good()["outcome"]]}, ["'c' tells the label"]),
+    "the label again": ({"c": good()["outcome"]}, ["'c' determines the label 'outcome' exactly"]),
+    "the label in numbers": ({"c": [int(v == "yes") for v in good()["outcome"]]}, ["'c' determines"]),
+    "the label in other words": ({"c": [f"was {v}" for v in good()["outcome"]]}, ["'c' determines"]),
     "capitals": ({"c": cycle("Yes", "YES", "no")}, ["'c' has 'YES' and 'Yes'"]),
     "blanks": ({"c": cycle("New York", "New  York", "Rom")}, ["'New  York' and 'New York'"]),
     "leading zeros": ({"c": cycle("007", "7", "x")}, ["'007' and '7'"]),
@@ -272,7 +272,7 @@ def test_heavy_tails_are_not_noted(name: str):
 
 def test_a_quantity_that_is_a_column_in_other_units_is_noted():
     f = load({**good(), "c": V, "outcome": [32 + 1.8 * v for v in V]})
-    assert any("'c' tells the label 'outcome' exactly" in note for note in f.notes)
+    assert any("'c' determines the label 'outcome' exactly" in note for note in f.notes)
     noisy = load({**good(), "c": V, "outcome": [32 + 1.8 * v + (i % 2) for i, v in enumerate(V)]})
     assert noisy.notes == ()
 
@@ -283,7 +283,7 @@ def test_a_column_of_numbers_in_one_file_and_of_texts_in_another_is_noted():
     Path("d/a.csv").write_text(written({**own, "c": V}))
     Path("d/b.csv").write_text(written({**own, "c": column(lambda i: "ab"[i % 2])}))
     f = Table(path="d", label="outcome").load()
-    assert any("'c' holds numbers in d/a.csv and texts in d/b.csv" in note for note in f.notes)
+    assert any("'c' holds numbers in d/a.csv but text in d/b.csv" in note for note in f.notes)
 
 
 def test_equal_rows_are_noted_only_if_they_are_more_than_chance():
@@ -311,7 +311,7 @@ def test_rows_without_a_label_are_left_out_on_request(capsys: pytest.CaptureFixt
     for row in gone:
         columns["outcome"] = replaced(columns["outcome"], row, None if row != 17 else "NA")
     f = load(columns, drop_missing_labels=True)
-    assert f.notes == ("Of t.csv, 4 rows have no 'outcome' and are left out.",)
+    assert f.notes == ("In t.csv, 4 rows have no 'outcome' and are left out.",)
     rest = {name: [v for i, v in enumerate(own, 1) if i not in gone] for name, own in columns.items()}
     want = load(rest)
     assert (f.names, f.n_train.tolist()) == (want.names, want.n_train.tolist())
@@ -446,7 +446,7 @@ def test_dates_of_a_parquet_file_are_read_like_their_texts():
     np.testing.assert_allclose(
         np.sort(f.schema.encode(zoned, "new rows"), axis=0), np.sort(f.x, axis=0), atol=1e-5
     )
-    for wrong, words in (({"c": ["soon"]}, "no date"), ({"c": [3]}, "should hold dates or times")):
+    for wrong, words in (({"c": ["soon"]}, "not a date"), ({"c": [3]}, "should hold dates or times")):
         row = frame[:1].with_columns(c=pl.Series(wrong["c"]))
         with pytest.raises(InputError, match=words):
             f.schema.encode(row, "new rows")
@@ -557,7 +557,7 @@ def test_a_client_among_others_must_write_plain_numbers(texts: list[str]):
     table = own_table({**good(), "c": texts})
     for use in (table.load, table.tell):
         with pytest.raises(
-            InputError, match=r"Column 'c' of own\.csv holds .* cannot agree; write plain numbers"
+            InputError, match=r"Column 'c' of own\.csv holds .* cannot agree on; write plain numbers"
         ):
             use()
 

@@ -62,19 +62,19 @@ def test_help_names_what_is_registered(capsys: pytest.CaptureFixture[str]):
     assert "algorithms of other packages: clusters, control, head, momentum\n" in page
     assert "models of other packages: narrow\n" in page
     text = " ".join(parser().format_help().split())
-    assert "--mu X [momentum] μ: what is left of the step before. (0.5)" in text
+    assert "--mu X [momentum] μ: the weight of the previous step. (0.5)" in text
     assert "pooled, clusters, control, head, momentum" in text
 
 
 FILES = {
-    "fedavg": ("FedAvg", "there is one of that name already"),
+    "fedavg": ("FedAvg", "the name is already taken"),
     "gone": ("NoSuchClass", "has no attribute 'NoSuchClass'"),
-    "number": ("number", "is no class with the decorator @pfedme.record"),
-    "plain": ("Plain", "is no class with the decorator @pfedme.record"),
-    "narrow": ("Narrow", "is no Algorithm"),
+    "number": ("number", "is not a class with the decorator @pfedme.record"),
+    "plain": ("Plain", "is not a class with the decorator @pfedme.record"),
+    "narrow": ("Narrow", "is not a valid Algorithm"),
     "needy": ("Needy", "missing 1 required"),
-    "other-name": ("Renamed", "calls itself 'renamed'"),
-    "a name": ("FedAvg", "a name has letters, digits"),
+    "other-name": ("Renamed", "has the name 'renamed'"),
+    "a name": ("FedAvg", "a name may only contain letters, digits"),
     "absent": ("absent_module:Thing", "No module named 'absent_module'"),
     "raising": ("raising_module:Thing", "as it was written"),
     "good": ("Good", ""),
@@ -282,10 +282,10 @@ def test_a_model_that_a_function_makes_is_exported_if_it_can_be_written_down(tmp
     [
         ("outside:nowhere", "cannot be imported (module 'outside' has no attribute 'nowhere')"),
         ("absent_module:build", "cannot be imported (No module named 'absent_module')"),
-        ("outside:OUTSIDE", "is no function build(features, classes)"),
-        ("outside:broken", "makes no model of 3 features and 2 classes: nothing works."),
+        ("outside:OUTSIDE", "is not a function build(features, classes)"),
+        ("outside:broken", "failed for 3 features and 2 classes: nothing works."),
         ("outside:nothing", "must return a pfedme.Model, not None"),
-        ("outside:Network", "makes no model of 3 features"),
+        ("outside:Network", "failed for 3 features"),
         ("outside:", "There is no model 'outside'"),
         ("narow", "did you mean 'narrow'"),
     ],

@@ -203,11 +203,14 @@ def test_a_client_without_the_package_or_the_leave_to_use_it_refuses(tmp_path: P
     assert offer["algorithm"]["name"] == "momentum"
     assert offer["model"] == {"name": "narrow", "width": 2, "l2": 0.0}
     assert offered(offer) == plan
-    with pytest.raises(Refusal, match=r"allows pfedme, .* and not momentum \(--algorithms\)"):
+    with pytest.raises(Refusal, match=r"allows pfedme, .* but not momentum \(--algorithms\)"):
         Policy().check_plan(plan)
     allowed = Policy(algorithms=("momentum",), models=("narrow",)).checked()
     allowed.check_plan(plan)
-    with installed(), pytest.raises(Refusal, match="'momentum'; the package that has it must be installed"):
+    with (
+        installed(),
+        pytest.raises(Refusal, match="'momentum'; the package that provides it must be installed"),
+    ):
         offered(offer)
     with installed(INSTALLED):
         offered(offer)
@@ -232,7 +235,9 @@ def test_a_model_that_no_file_can_hold_is_for_simulations(tmp_path: Path, monkey
         for name, client in room.clients.items()
     }
     plan = Plan(algorithm=Momentum(**QUICK), model=Functions(), rounds=1, min_clients=2, join_timeout=0.1)
-    with pytest.raises(InputError, match="'functions' is made of functions, which no file can hold"):
+    with pytest.raises(
+        InputError, match="'functions' is made of functions, which cannot be stored in a file"
+    ):
         deployed(plan, room, tmp_path / "out")
 
 

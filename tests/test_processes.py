@@ -384,7 +384,7 @@ CLIENT = ["client", "--server", "127.0.0.1:9", "--data", "my.csv", "--label", "o
         ([*SERVER, "--max-attempts", "0"], "max_attempts of the run must be at least 1"),
         ([*SERVER, "--deadline", "x"], "invalid float"),
         ([*SERVER, "--listen", "9092"], "--listen must be HOST:PORT"),
-        ([*SERVER, "--listen", "127.0.0.2:9092"], "not good for 127.0.0.2"),
+        ([*SERVER, "--listen", "127.0.0.2:9092"], "does not cover 127.0.0.2"),
         ([*SERVER, "--keys", "nowhere"], "There is no folder"),
         ([*SERVER, "--insecure", "--keys", "keys"], "leave out one of"),
         ([*SERVER, "--insecure", "--listen", "0.0.0.0:9092"], "--insecure-network"),
@@ -397,7 +397,7 @@ CLIENT = ["client", "--server", "127.0.0.1:9", "--data", "my.csv", "--label", "o
         ([*CLIENT, "--keys", "keys/clients/north", "--data", "no.csv"], "no.csv"),
         ([*CLIENT, "--insecure", "--server", "example.org:9092"], "--insecure-network"),
         ([*CLIENT, "--insecure", "--server", "example.org"], "HOST:PORT"),
-        ([*CLIENT, "--insecure", "--name", " "], "no name for a client"),
+        ([*CLIENT, "--insecure", "--name", " "], "not a valid client name"),
     ],
 )
 def test_wrong_arguments_end_at_once_with_a_sentence(
@@ -427,7 +427,7 @@ def test_a_server_that_was_stopped_before_it_listened_is_begun_by_resume(
     temporary.mkdir()
     monkeypatch.setenv("TMPDIR", str(temporary))
     with federation(tmp_path / "live", ("north",)) as live:
-        begins = f"'pfedme server --resume {live.out}' begins it"
+        begins = f"'pfedme server --resume {live.out}' starts it"
 
         def started(how: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
             """A server whose SuperLink is about to start."""

@@ -583,7 +583,7 @@ def test_a_schema_encodes_rows_as_the_federation_has_them(tmp_path: Path):
     ("change", "words"),
     [
         ({"age": None}, ["Column 'age' of row 2 of new rows is empty", "--impute mean"]),
-        ({"age": "old"}, ["Column 'age' of row 2 of new rows is 'old'", "no number"]),
+        ({"age": "old"}, ["Column 'age' of row 2 of new rows is 'old'", "not a number"]),
         ({"age": math.inf}, ["Column 'age' of row 2 of new rows is inf"]),
         ({"ward": "z"}, ["Column 'ward' of row 2 of new rows is 'z'", "'a', 'b', 'ü c'"]),
         ({"ward": None}, ["Column 'ward' of row 2 of new rows is empty"]),
@@ -609,9 +609,9 @@ def test_rows_without_a_column_or_of_another_kind_are_refused(tmp_path: Path):
         schema.encode(pl.DataFrame({"age": [3.0]}), "new rows")
     day = pl.Series([1]).cast(pl.Date)
     row = pl.DataFrame({"age": day, "visits": [1], "ward": ["a"], "smoker": [True]})
-    with pytest.raises(InputError, match="'age' of new rows holds dates or times, and should hold numbers"):
+    with pytest.raises(InputError, match="'age' of new rows holds dates or times, but should hold numbers"):
         schema.encode(row, "new rows")
-    with pytest.raises(InputError, match="numbers, and should have 7"):
+    with pytest.raises(InputError, match="numbers, but should have 7"):
         schema.encode(np.zeros((2, 3)), "new rows")
     with pytest.raises(InputError, match="not the description"):
         Schema.from_json({"columns": 3})
@@ -792,7 +792,7 @@ def test_a_run_does_not_go_on_with_other_data(
         path.write_text(text.replace(",no\n", ",yes\n", 1))
     assert main(["resume", "out"]) == 2
     err = capsys.readouterr().err
-    assert ("no file patients.csv" if gone else "patients.csv, has changed since it began") in err
+    assert ("no file patients.csv" if gone else "patients.csv, has changed since the run began") in err
 
 
 def test_a_fingerprint_is_of_the_content_alone(tmp_path: Path):

@@ -317,7 +317,7 @@ def test_a_tracker_that_fails_does_not_stop_the_run(tmp_path: Path, capsys: pyte
     execute(RUN, tmp_path / "plain")
     assert Results(tmp_path / "run") == Results(tmp_path / "plain")
     told = capsys.readouterr().err
-    assert told.startswith("pfedme: mlflow no longer follows the run, which goes on: ")
+    assert told.startswith("pfedme: mlflow no longer tracks the run, which continues: ")
     assert told.count("\n") == 1
     assert len({step for _, step in scalars(tmp_path / "run" / "tensorboard")}) == 4
 
@@ -336,7 +336,7 @@ def test_a_full_disk_ends_the_events_and_not_the_run(tmp_path: Path, capsys: pyt
         execute(RUN, out, watch=watch, track=parse_trackers(["tensorboard"]))
     told = capsys.readouterr().err
     assert (
-        told == "pfedme: tensorboard no longer follows the run, which goes on: [Errno 27] File too large.\n"
+        told == "pfedme: tensorboard no longer tracks the run, which continues: [Errno 27] File too large.\n"
     )
     assert record_of(out)["status"] == "finished"
     assert {step for _, step in scalars(out / "tensorboard")} == {0, 2}
@@ -380,7 +380,7 @@ def test_events_of_another_run_are_kept_unless_forced(tmp_path: Path):
     track = parse_trackers(["tensorboard:dir=events"])
     execute(RUN, tmp_path / "first", track=track)
     before = scalars(tmp_path / "events")
-    with pytest.raises(InputError, match="holds events of another run"):
+    with pytest.raises(InputError, match="contains events of another run"):
         execute(tiny("alone"), tmp_path / "second", track=track)
     assert scalars(tmp_path / "events") == before
     execute(tiny("alone"), tmp_path / "second", track=track, force=True)

@@ -102,15 +102,15 @@ N = 300
 ATTACKS: dict[str, tuple[Callable[[attack.Respond], np.ndarray], int, int, str]] = {
     "R = 1, all rows in a batch, 15,625 classes": (
         lambda ask: attack.invented_classes(ask, N, 2, 3, 25, FedAvg(eta=1e3, R=1, B=0)),
-        N, int(0.8 * N), "the plan's B is 0, and its limit is 16",
+        N, int(0.8 * N), "the plan's B is 0, but its limit is 16",
     ),
     "R = B = 20, 15,625 classes": (
         lambda ask: attack.invented_classes(ask, N, 2, 3, 25, FedAvg(eta=1.0)),
-        N, int(0.2 * N), "the plan's B is 0, and its limit is 16",
+        N, int(0.2 * N), "the plan's B is 0, but its limit is 16",
     ),
     "R = B = 1": (
         lambda ask: attack.one_row(ask, attack.Network(features=3, classes=2), 1),
-        N, 1, "the plan's B is 1, and its limit is 16",
+        N, 1, "the plan's B is 1, but its limit is 16",
     ),
     "mini-batches that the server knows": (
         lambda ask: attack.linear_system(
@@ -123,7 +123,7 @@ ATTACKS: dict[str, tuple[Callable[[attack.Respond], np.ndarray], int, int, str]]
             ask, FedAvg(eta=1e-5), attack.Network(features=3, classes=2, hidden=(100,)), N, 1,
             attack.Trap(1e-3),
         ),
-        N, 10, "its policy allows the model mlr, and not dnn",
+        N, 10, "its policy allows the model mlr, but not dnn",
     ),
 }  # fmt: skip
 """Attacks, how many rows their client has, how many of them at least come back if nothing is limited, and the
@@ -157,7 +157,7 @@ def test_a_server_cannot_rob_a_client_that_has_the_default_limits(
 def test_invented_classes_are_refused_whatever_the_settings(tmp_path: Path):
     client = robbed(tmp_path, attack.patients(N, features=3), SAFE)
     model = attack.Network(features=3, classes=15_625)
-    with pytest.raises(Refusal, match=r"has 15,625 classes, and its limit is 2 \(--max-classes"):
+    with pytest.raises(Refusal, match=r"has 15,625 classes, but its limit is 2 \(--max-classes"):
         rob(client, rounds=50)(attack.Ask(FedAvg(), model), np.zeros(4 * 15_625))
 
 
@@ -239,7 +239,7 @@ def test_a_plan_is_pinned(change: Callable[[Words], Words], tmp_path: Path):
     bound = Bound(tmp_path)
     bound.train(0)
     model, plan = bound.files(), change(bound.plan.offer())
-    with pytest.raises(Refusal, match=r"it was offered the plan .* its owner must start it anew"):
+    with pytest.raises(Refusal, match=r"it was offered the plan .* its owner must restart it"):
         bound.client.agree(Content({"plan": plan}, {}))
     with pytest.raises(Refusal, match="it was offered the plan"):
         bound.join(plan=plan)
@@ -260,10 +260,10 @@ def test_an_agreement_is_pinned_once_a_round_was_answered(tmp_path: Path):
     bound.train(0)
     model = bound.files()
     for changes in ({"schema": other}, {"names": ["east"]}, {"names": ["east", "north", "mallory"]}):
-        with pytest.raises(Refusal, match="of which it has answered a round"):
+        with pytest.raises(Refusal, match="and has answered a round of it"):
             bound.join(**changes)
     bound.client.pins.begin()  # nor does that change when the client is started again
-    with pytest.raises(Refusal, match="of which it has answered a round"):
+    with pytest.raises(Refusal, match="and has answered a round of it"):
         bound.join(schema=other)
     assert bound.files() == model
 
@@ -271,7 +271,7 @@ def test_an_agreement_is_pinned_once_a_round_was_answered(tmp_path: Path):
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"labels": ["no", "yes", "perhaps"]}, "has 3 classes, and its limit is 2"),
+        ({"labels": ["no", "yes", "perhaps"]}, "has 3 classes, but its limit is 2"),
         ({"labels": ["no", "perhaps"]}, "leaves out texts of its label"),
         ({"labels": ["no", "no"]}, "leaves out texts of its label"),
         ({"labels": [7, "no"]}, "texts of the label 'sick' are impossible"),
@@ -294,8 +294,8 @@ def test_an_agreement_must_fit_the_table(changes: dict[str, Any], why: str, tmp_
     ("words", "why"),
     [
         ({}, "cannot be read"),
-        ({"names": []}, "is not one of the client 'east'"),
-        ({"names": ["east", "east"]}, "is not one of the client 'east'"),
+        ({"names": []}, "does not include the client 'east'"),
+        ({"names": ["east", "east"]}, "does not include the client 'east'"),
         ({"names": [["east"]]}, "cannot be read"),
         ({"schema": {}}, "cannot be read"),
         ({"schema": None}, "cannot be read"),
@@ -316,15 +316,15 @@ def test_an_agreement_that_is_none_is_refused(words: Words, why: str, tmp_path: 
 @pytest.mark.parametrize(
     ("limits", "why"),
     [
-        ({"algorithms": ("fedavg",)}, "its policy allows fedavg, and not pfedme"),
-        ({"min_batch": 17}, "the plan's B is 16, and its limit is 17 (--min-batch)"),
-        ({"min_steps": 11}, "the plan's R is 10, and its limit is 11 (--min-steps)"),
-        ({"max_step": 0.2}, "the plan's eta times lam is 0.25, and its limit is 0.2 (--max-step)"),
-        ({"max_l2": 1e-4}, "the plan's l2 is 0.001, and its limit is 0.0001 (--max-l2)"),
+        ({"algorithms": ("fedavg",)}, "its policy allows fedavg, but not pfedme"),
+        ({"min_batch": 17}, "the plan's B is 16, but its limit is 17 (--min-batch)"),
+        ({"min_steps": 11}, "the plan's R is 10, but its limit is 11 (--min-steps)"),
+        ({"max_step": 0.2}, "the plan's eta times lam is 0.25, but its limit is 0.2 (--max-step)"),
+        ({"max_l2": 1e-4}, "the plan's l2 is 0.001, but its limit is 0.0001 (--max-l2)"),
         ({"max_draws": 2.0}, "a round of the plan draws each of its rows more often than its limit of 2"),
-        ({"max_rounds": 3}, "the plan's rounds is 4, and its limit is 3 (--max-rounds)"),
-        ({"models": ("dnn",)}, "its policy allows the model dnn, and not mlr"),
-        ({"approve": "0" * 64}, "its owner has approved the plan 000000000000…, and this is "),
+        ({"max_rounds": 3}, "the plan's rounds is 4, but its limit is 3 (--max-rounds)"),
+        ({"models": ("dnn",)}, "its policy allows the model dnn, but not mlr"),
+        ({"approve": "0" * 64}, "its owner has approved the plan 000000000000…, but this is "),
         ({"min_rows": 61}, "fewer training rows than its limit of 61"),
         ({"max_megabytes": 1e-5}, "the model has 12 parameters, above its limit"),
     ],
@@ -403,7 +403,7 @@ def test_a_client_whose_state_is_lost_is_told_the_agreement_again(tmp_path: Path
         path.rmdir() if path.is_dir() else path.unlink()
     progress = server.round(progress)
     assert progress.t == 2
-    assert any("Round 2: east failed (it knows of no agreement" in line for line in said)
+    assert any("Round 2: east failed (it has no agreement" in line for line in said)
 
 
 def test_mini_batches_are_the_clients_secret(tmp_path: Path):
@@ -548,7 +548,7 @@ IMPOSSIBLE: dict[str, tuple[Callable[[Words], Words], str]] = {
     ),
     "900 invented classes": (
         lambda words: {**words, "classes": ["no", "yes", *(f"class {k}" for k in range(900))]},
-        "its label has 902 different texts, and most others' far fewer",
+        "its label has 902 different texts, but most others have far fewer",
     ),
     "900 invented categories": (
         lambda words: {**words, "categories": {"ward": [f"ward {k}" for k in range(900)]}},
@@ -560,7 +560,7 @@ IMPOSSIBLE: dict[str, tuple[Callable[[Words], Words], str]] = {
     ),
     "a third class": (
         lambda words: {**words, "classes": ["no", "yes", "perhaps"], "most_classes": 1000},
-        "it has classes of 'sick' that no other client has, and most accept no more than 2",
+        "it has classes of 'sick' that no other client has, and most clients accept no more than 2",
     ),
     "no class": (lambda words: {**words, "classes": []}, "is impossible"),
 }  # fmt: skip
@@ -589,7 +589,7 @@ def test_who_tells_what_is_far_off_has_no_part_in_the_scaling(tmp_path: Path):
         said: list[str] = []
         found = Server(plan, room, said.append).begin().agreement
         assert found.names == NAMES
-        assert any(line.startswith("North has no part in the scaling of 'age'") for line in said)
+        assert any(line.startswith("North is left out of the scaling of 'age'") for line in said)
         age, fair = (one.schema.columns[0] for one in (found, honest))
         assert abs(age.mean - fair.mean) < fair.scale
         assert 0.5 < age.scale / fair.scale < 2
@@ -687,7 +687,7 @@ def test_scores_that_are_impossible_do_not_cost_the_run_its_report(tmp_path: Pat
     }  # fmt: skip
     plan = Plan(algorithm=PFedMe(**QUICK), model=MLR(), rounds=1, min_clients=3)
     out = deployed(tmp_path, plan, room)
-    assert "north shares scores that cannot be" in (out / "server.log").read_text()
+    assert "north shares impossible scores" in (out / "server.log").read_text()
     assert (out / "report.html").exists()
     assert json.loads((out / "record.json").read_text())["final"]["global"]["accuracy"] <= 1
 

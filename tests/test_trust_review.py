@@ -351,7 +351,7 @@ def test_scores_of_a_client_do_not_end_the_run(scores: Words, tmp_path: Path):
     room.scores["north"] = scores
     out = deployed(tmp_path, Plan(algorithm=PFedMe(**QUICK), model=MLR(), rounds=1, min_clients=2), room)
     assert json.loads((out / "record.json").read_text())["status"] == "finished"
-    assert "north shares scores that cannot be" in (out / "server.log").read_text()
+    assert "north shares impossible scores" in (out / "server.log").read_text()
     assert not scores_shape(scores, "classification")
 
 

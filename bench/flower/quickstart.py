@@ -1,4 +1,4 @@
-"""FedAvg as a Flower quickstart would have it: the strategy of Flower, and a client with a model in JAX."""
+"""FedAvg as in a Flower quickstart: Flower's strategy, and a client with a model in JAX."""
 
 from __future__ import annotations
 

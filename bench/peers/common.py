@@ -1,4 +1,4 @@
-"""What every peer's script shares: the task it reads, and the seconds it writes."""
+"""Code shared by all peers' scripts: the task that they read, and the seconds that they write."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An environment for each peer, in .venv-peers/ of the checkout, kept between calls."""
+"""A virtual environment for each peer, in .venv-peers/ of the checkout, kept between calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The client of Flower's benchmark: in a module of its own, so that a worker process keeps its rows."""
+"""The client of Flower's benchmark, in a separate module so that a worker process keeps its rows."""
 
 from __future__ import annotations
 

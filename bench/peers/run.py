@@ -1,11 +1,11 @@
-"""Our rounds beside those of public libraries: `make bench-peers`. Writes peers.json and peers.md in bench/.
+"""Our rounds and those of public libraries: `make bench-peers`. Writes peers.json and peers.md in bench/.
 
 python bench/peers/run.py            everything
 python bench/peers/run.py --quick    one repetition: a check that it runs
 
 FedAvg (and pFedMe of fluke-fl) on the four cells of bench/cells.py: R = 20 local steps, batches of 20 rows,
-step size 0.01, no evaluation, the first round not counted. Each library runs in an environment of its own,
-and ours right after it, in turn.
+step size 0.01, no evaluation, the first round not counted. Each library runs in its own environment, and
+ours runs right after it.
 """
 
 from __future__ import annotations

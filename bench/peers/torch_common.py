@@ -1,4 +1,4 @@
-"""What the peers that use PyTorch share: one thread, the clients' tensors, and a count of steps."""
+"""Code shared by the peers that use PyTorch: one thread, the clients' tensors, and a count of steps."""
 
 from __future__ import annotations
 

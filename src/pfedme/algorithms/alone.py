@@ -1,4 +1,4 @@
-"""Alone: each client trains by itself. What joining a federation has to beat."""
+"""Alone: each client trains on its own. This is the baseline that joining a federation has to beat."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from pfedme.core.problem import Problem
 from pfedme.core.tree import Params, record
 
 STRENGTHS = (3.0, 0.6, 0.12, 0.025, 0.005, 0.001, 0.0)
-"""The l2 strengths that a client tries, the strongest first."""
+"""The l2 strengths that a client tries, strongest first."""
 
 
 @record
 class Alone(Algorithm):
-    """R steps of θ_i ← (θ_i − η ∇f̃_i(θ_i))/(1 + η l2_i) a round on every client; nothing is sent.
+    """R steps of θ_i ← (θ_i − η ∇f̃_i(θ_i))/(1 + η l2_i) per round on every client; nothing is sent.
 
     After T rounds a client has taken T·R steps, as many as a FedAvg client that joins every round. l2_i
-    shrinks weights, not biases: with all of it, a client predicts how often its own labels occur.
+    shrinks weights, not biases: in the limit, a client predicts the frequencies of its own labels.
     """
 
     name: ClassVar[str] = "alone"
@@ -50,14 +50,14 @@ class Alone(Algorithm):
         return Update(upload=(), state=kept, models=Models(personal=theta), info={})
 
     def answer(self, key: jax.Array, problem: Problem, w: Params, state: Any) -> tuple[Models, dict]:
-        """The client's own model as it stands."""
+        """The client's current model."""
         return Models(personal=state[0] if self.l2 == "own" else state), {}
 
 
 @record
 class Pooled(Alone):
-    """The rows of all clients in one table, trained on as by a single client: what could be had if data might
-    move. For simulations only."""
+    """Trains one model on the rows of all clients, as if they were a single client's: what would be possible
+    if data could be shared. For simulations only."""
 
     name: ClassVar[str] = "pooled"
     pools: ClassVar[bool] = True

@@ -1,4 +1,4 @@
-"""The contract of an algorithm: what a client does in a round, and what the server does with the answers."""
+"""The interface of an algorithm: what a client does in a round, and what the server does with the uploads."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Aggregation = Literal["uniform", "samples"]
 
 
 class Models(NamedTuple):
-    """The models that a client holds after it has answered w; None for one that the algorithm lacks."""
+    """The models that a client holds after it has answered w; None for those that the algorithm lacks."""
 
     local: Params | None = None
     """w_i: the client's copy of the shared model after its local rounds."""
@@ -33,25 +33,25 @@ class Update(NamedTuple):
 
     upload: Any
     """What the client sends to the server: a tree of arrays. A model is sent as its difference from what the
-    client was sent."""
+    client received."""
     state: Any
-    """What it keeps for its next round."""
+    """What the client keeps for its next round."""
     models: Models
     info: dict[str, jax.Array]
-    """Numbers about the computation that are worth a place in the record."""
+    """Numbers about the computation, for the record."""
 
 
 class Cohort(NamedTuple):
-    """Whose uploads the server has in a round, a row each."""
+    """The clients whose uploads the server has in a round, a row each."""
 
     key: jax.Array
-    """Randomness of the server's own, a function of (seed, round)."""
+    """The server's random key, a function of (seed, round)."""
     clients: jax.Array
-    """Their places among all clients."""
+    """Their indices among all clients."""
     rows: jax.Array
-    """Their training rows; zero marks an absent client."""
+    """Their numbers of training rows; zero marks an absent client."""
     total: int
-    """N: how many clients there are."""
+    """N: the number of clients."""
 
 
 @record
@@ -66,15 +66,16 @@ class Algorithm:
         server = algorithm.server_update(server, uploads, cohort)
 
     where `server` is whatever the server keeps, by default the shared model w, and `state_i` is whatever
-    client i keeps, by default nothing. All methods are pure functions that JAX can trace; `client_update` is
-    the only one that must be written. Checkpoints hold all that is kept; deployed clients keep theirs.
+    client i keeps, by default nothing. All methods are pure functions that JAX can trace. Only
+    `client_update` must be written. Checkpoints include the state of the server and of all clients; deployed
+    clients store their own.
 
-    As an example, FedAvg whose server has momentum, v ← μ v + mean of the Δ_i and w ← w + v:
+    An example is FedAvg with server momentum, v ← μ v + mean of the Δ_i and w ← w + v:
 
     >>> @record
     ... class Momentum(Algorithm):
     ...     mu: NonNegative = 0.9
-    ...     '''μ: what is left of the step before.'''
+    ...     '''μ: the weight of the previous step.'''
     ...
     ...     def begin(self, key, first, total):
     ...         w = first(0)
@@ -105,54 +106,54 @@ class Algorithm:
     federated: ClassVar[bool] = True
     """Whether clients train together; if not, nothing is sent."""
     has_global: ClassVar[bool] = True
-    """Whether there is one shared model that any client could use as it is."""
+    """Whether there is one shared model that any client could use unchanged."""
     pools: ClassVar[bool] = False
-    """Whether it trains on the rows of all clients as if they were one client's."""
+    """Whether it trains on the rows of all clients as if they belonged to one client."""
     steps: ClassVar[tuple[str, ...]] = ("eta",)
-    """The fields that are step sizes; one that is 0 comes from the curvature of the clients' losses."""
+    """The fields that are step sizes; those that are 0 are set from the curvature of the clients' losses."""
 
     def __init_subclass__(cls) -> None:
-        """A subclass that does not say its name is called after its class."""
+        """A subclass without a `name` is named after its class."""
         if "name" not in vars(cls):
             cls.name = cls.__name__
 
     eta: NonNegative = 0.0
-    """η: step size of a client's model; 0 takes 1/L, where L is the curvature of the clients' losses."""
+    """η: step size of a client's model; 0 for 1/L, where L is the curvature of the clients' losses."""
     R: Count = 20
     """Local rounds (steps) of a client between two communications."""
     B: Index = 20
-    """|D|: rows of a mini-batch, drawn with replacement; 0 takes all of a client's rows."""
+    """|D|: rows of a mini-batch, drawn with replacement; 0 for all of a client's rows."""
     beta: Positive = 1.0
     """β: the server moves w by β times the mean of the differences that clients send."""
     aggregation: Aggregation = "uniform"
-    """Weights of the uploads: the same for all (paper), or by training rows (released code)."""
+    """Weights of the uploads: equal (paper), or proportional to the training rows (released code)."""
     combine: Combine = Mean()
     """How uploads are combined."""
     codec: Codec = Plain()
-    """How uploads are coded on their way to the server."""
+    """How uploads are encoded for sending."""
     batches: Order = "random"
     """Mini-batches: rows drawn afresh (paper), or cycled through in a fixed order (released code)."""
 
     def begin(self, key: jax.Array, first: Callable[[int], Params], total: int, /) -> Any:
-        """What the server keeps before the first round: by default the first model.
+        """What the server keeps before the first round: by default the initial model.
 
         Arguments:
-            key: randomness of the server's own.
-            first: makes the first models, number 0, 1, ..., each drawn anew.
-            total: N, how many clients there are.
+            key: the server's random key.
+            first: makes initial models, number 0, 1, ..., each drawn independently.
+            total: N, the number of clients.
         """
         return first(0)
 
     def send(self, server: Any, i: jax.Array, /) -> Any:
-        """What client i, by its place among all clients, receives: by default all that the server keeps."""
+        """What client i (its index among all clients) receives: by default all that the server keeps."""
         return server
 
     def init(self, sent: Any, first: Callable[[int], Params], /) -> Any:
         """What a client keeps before its first round; by default nothing.
 
         Arguments:
-            sent: what it would be sent then.
-            first: makes the first models, as for `begin`; every client can make them by itself.
+            sent: what the server would send it at that point.
+            first: makes initial models, as in `begin`; every client can make them on its own.
         """
         return ()
 
@@ -160,13 +161,13 @@ class Algorithm:
         """The client's part of a round.
 
         Arguments:
-            key: randomness of this client in this round, a function of (seed, round, client).
+            key: the client's random key for this round, a function of (seed, round, client).
             problem: the client's rows, and the loss of a model on them.
             sent: what the server has sent.
-            state: what the client has kept since it last took part, or what `init` returned.
+            state: what the client kept when it last took part, or what `init` returned.
 
-        Returns its upload, what it keeps from now on, its models, and numbers for the record. What it keeps
-        counts only if its upload has reached the server.
+        Returns its upload, its new state, its models, and numbers for the record. The new state takes effect
+        only if the upload reaches the server.
         """
         raise NotImplementedError
 
@@ -188,16 +189,16 @@ class Algorithm:
         return server + self.beta * self.combined(uploads, cohort)
 
     def combined(self, uploads: Any, cohort: Cohort) -> Any:
-        """The uploads of a cohort as one, by `combine` with the weights p_i."""
+        """The uploads of a cohort combined into one, by `combine` with the weights p_i."""
         return self.combine(uploads, self.weights(cohort), cohort.key)
 
     def weights(self, cohort: Cohort) -> jax.Array:
-        """p_i: uniform, or proportional to the rows; zero for an absent client."""
+        """p_i: uniform, or proportional to the training rows; zero for an absent client."""
         share = (cohort.rows > 0) if self.aggregation == "uniform" else cohort.rows
         return share / jnp.sum(share)
 
     def shared(self, server: Any, clients: Any, /) -> Params | None:
-        """The global model, of what the server and the clients (stacked) keep; None if there is none."""
+        """The global model, from what the server and the clients (stacked) keep; None if there is none."""
         return server if self.has_global else None
 
     def answer(self, key: jax.Array, problem: Problem, sent: Any, state: Any, /) -> tuple[Models, dict]:
@@ -211,26 +212,26 @@ class Algorithm:
         return self.R
 
     def stable_steps(self, L: float) -> dict[str, float]:
-        """A size for each of `steps` that is stable on losses whose gradients are L-Lipschitz."""
+        """A value for each of `steps` that is stable on losses whose gradients are L-Lipschitz."""
         return {"eta": 1 / L}
 
     def with_steps(self, L: float) -> Self:
-        """This algorithm with every step size that is not given taken from L.
+        """This algorithm with every step size that is not given set from L.
 
         >>> Algorithm(eta=0.3).with_steps(4.0).eta, Algorithm().with_steps(4.0).eta
         (0.3, 0.25)
         """
         found = {k: v for k, v in self.stable_steps(L).items() if not getattr(self, k)}
-        # To three digits, which can be read and typed; downwards, to stay stable.
+        # Rounded to three digits, which are easy to read and type; downwards, to stay stable.
         return dataclasses.replace(self, **{k: rounded_down(v) for k, v in found.items()})
 
     def slower(self, factor: float) -> Self:
-        """This algorithm with η multiplied by a factor; other step sizes are part of what a personal model
-        is."""
+        """This algorithm with η multiplied by a factor; the other step sizes help to define the personal
+        model."""
         return dataclasses.replace(self, eta=factor * self.eta)
 
     def advice(self, L: float) -> str:
-        """Which step size to lower after a divergence, where gradients are L-Lipschitz."""
+        """Which step size to lower after a divergence, if gradients are L-Lipschitz."""
         return (
             f"Steps are stable for eta below 2/L = {2 / L:.2g} (L ≈ {L:.3g}), and eta is {self.eta:g}: "
             "lower --eta."
@@ -238,7 +239,7 @@ class Algorithm:
 
 
 def rounded_down(value: float) -> float:
-    """The number to three digits, not above it.
+    """The number rounded down to three digits.
 
     >>> rounded_down(0.123999), rounded_down(45678.0)
     (0.123, 45600.0)
@@ -259,8 +260,8 @@ def sgd(
 ) -> Params:
     """w after `steps` steps w ← w − η ∇f̃_i(w; D), each on a fresh mini-batch D.
 
-    With `l2` each is followed by the proximal step of l2/2 ‖W‖², W ← W/(1 + η l2), for all weights W, which
-    are the arrays of two or more dimensions; it is stable for any strength.
+    With `l2`, each step is followed by the proximal step of l2/2 ‖W‖², W ← W/(1 + η l2), for all weights W,
+    which are the arrays of two or more dimensions. This is stable for any strength.
     """
 
     def shrunk(leaf: jax.Array) -> jax.Array:

@@ -18,9 +18,9 @@ class FedAvg(Algorithm):
     name: ClassVar[str] = "fedavg"
 
     aggregation: Aggregation = "samples"
-    """Weights of the uploads: by training rows, as McMahan et al. have it, or the same for all."""
+    """Weights of the uploads: proportional to the training rows, as in McMahan et al., or equal."""
 
     def client_update(self, key: jax.Array, problem: Problem, w: Params, state: Any) -> Update:
-        """R local steps to w_i, of which w_i − w is sent; there is no personal model."""
+        """R local steps to w_i; w_i − w is sent. There is no personal model."""
         w_i = sgd(key, problem, w, eta=self.eta, steps=self.R, B=self.B)
         return Update(upload=w_i - w, state=state, models=Models(local=w_i), info={})

@@ -15,7 +15,7 @@ from pfedme.core.tree import Params, record
 
 @record
 class FedAvgFT(FedAvg):
-    """FedAvg; when models are asked for, each client fine-tunes w by F further SGD steps of its own."""
+    """FedAvg; when models are requested, each client fine-tunes w with F further SGD steps."""
 
     name: ClassVar[str] = "fedavg-ft"
 
@@ -25,6 +25,6 @@ class FedAvgFT(FedAvg):
     def answer(self, key: jax.Array, problem: Problem, w: Params, state: Any) -> tuple[Models, dict]:
         """FedAvg's local model, and θ_i = w after F local steps."""
         models, info = super().answer(key, problem, w, state)
-        tune = jax.random.split(key)[0]  # key itself made the local model
+        tune = jax.random.split(key)[0]  # key itself was used for the local model
         theta = sgd(tune, problem, w, eta=self.eta, steps=self.F, B=self.B)
         return models._replace(personal=theta), info

@@ -1,4 +1,4 @@
-"""Per-FedAvg: a shared model from which one gradient step personalizes (Fallah et al., 2020).
+"""Per-FedAvg: a shared model that one gradient step personalizes (Fallah et al., 2020).
 
 Client i replaces its loss f_i by the loss after one step, F_i(w) = f_i(w − α ∇f_i(w)), with gradient
 
@@ -20,33 +20,33 @@ from pfedme.core.tree import Params, record
 
 @record
 class PerFedAvg(Algorithm):
-    """R steps of w_i ← w_i − η ∇F_i(w_i), its three factors on independent mini-batches; then a mean."""
+    """R steps of w_i ← w_i − η ∇F_i(w_i), with its three factors on independent mini-batches; then a mean."""
 
     name: ClassVar[str] = "per-fedavg"
 
     steps: ClassVar[tuple[str, ...]] = ("eta", "alpha")
 
     eta: NonNegative = 0.0
-    """η: step size of a client's model (β̂ in the paper's table); 0 takes 1/(L (1 + αL)²)."""
+    """η: step size of a client's model (β̂ in the paper's table); 0 for 1/(L (1 + αL)²)."""
     alpha: NonNegative = 0.0
-    """α: the personal step (α̂ in the paper's table); 0 takes 1/(2L)."""
+    """α: size of the personal step (α̂ in the paper's table); 0 for 1/(2L)."""
     hessian: Literal["exact", "first-order", "difference"] = "exact"
-    """∇²f_i(w) v: exact, left out, or by a central difference of gradients."""
+    """∇²f_i(w) v: exact, left out, or approximated by a central difference of gradients."""
     delta: Positive = 0.001
     """Half the width of that difference."""
     adapt_on: Literal["train", "test"] = "train"
-    """The personal model: one step on training rows, or as in the released code two, of sizes α and η, on
-    TEST rows. That is a leak, for audits only."""
+    """Rows for the personal model: one step on training rows, or, as in the released code, two steps of sizes
+    α and η on TEST rows. The latter is a leak, for audits only."""
 
     def stable_steps(self, L: float) -> dict[str, float]:
-        """α = 1/(2L), and η = 1/(L (1 + αL)²): the first factor of ∇F_i is at most 1 + αL, and so is that of
-        its change."""
+        """α = 1/(2L), and η = 1/(L (1 + αL)²): the norm of I − α ∇²f_i and the Lipschitz constant of
+        w − α ∇f_i(w) are both at most 1 + αL."""
         alpha = self.alpha or 1 / (2 * L)
         return {"alpha": alpha, "eta": 1 / (L * (1 + alpha * L) ** 2)}
 
     @property
     def gradients(self) -> int:
-        """Three, of which one is multiplied by a Hessian."""
+        """Two gradients per step, and two more for the Hessian-vector product unless it is left out."""
         return self.R * {"exact": 4, "difference": 4, "first-order": 2}[self.hessian]
 
     def client_update(self, key: jax.Array, problem: Problem, w: Params, state: Any) -> Update:

@@ -33,41 +33,41 @@ class PFedMe(Algorithm):
     lam: Positive = 15.0
     """λ: how hard θ_i is pulled towards w."""
     alpha: NonNegative = 0.0
-    """Step size of the inner problem that makes θ_i; stable below 2/(L + λ), and 0 takes half of that."""
+    """Step size of the inner problem for θ_i; stable below 2/(L + λ). 0 takes half of that."""
     K: Count = 5
     """Inner steps in each local round, unless nu is given."""
     nu: Positive | None = None
-    """ν: solve the inner problem until ‖∇h̃‖² ≤ ν instead of by K steps."""
+    """ν: solve the inner problem until ‖∇h̃‖² ≤ ν instead of with K steps."""
     solver: Solver = "gradient"
     """Inner solver: gradient descent, or Nesterov's accelerated form."""
     theta_start: Literal["carry", "w"] = "carry"
-    """Where θ starts in a local round: at the θ of the round before (at first w), or at w_i."""
+    """Where θ starts in a local round: at the θ of the previous round (w in the first), or at w_i."""
 
     rechoose: Index = 0
-    """Rounds after which each client again chooses its own λ for θ, at most lam, on a fifth of its training
-    rows; 0 keeps lam for all clients."""
+    """Number of rounds after which each client again chooses its own λ for θ, at most lam, on a fifth of its
+    training rows; 0 keeps lam for all clients."""
 
     def stable_steps(self, L: float) -> dict[str, float]:
         """α = 1/(L + λ) for the inner problem, and η = 1/L_F for F_i, which is L_F = λL/(λ + L)-smooth."""
         return {"alpha": 1 / (L + self.lam), "eta": (L + self.lam) / (L * self.lam)}
 
     def advice(self, L: float) -> str:
-        """Whether it is the inner or the outer step."""
+        """Which step size to lower: of the inner or of the outer problem."""
         limit = 2 / (L + self.lam)
         stable = (
             f"Inner steps are stable for alpha below 2/(L + λ) = {limit:.2g} (λ = {self.lam:g}, L ≈ {L:.3g})"
         )
         if self.alpha >= limit:
-            return f"{stable}, and alpha is {self.alpha:g}: lower --alpha or --lam."
-        return f"{stable} and alpha is {self.alpha:g}, so it is the outer step: lower --eta or --beta."
+            return f"{stable}, but alpha is {self.alpha:g}: lower --alpha or --lam."
+        return f"{stable} and alpha is {self.alpha:g}, so the outer step is too large: lower --eta or --beta."
 
     @property
     def gradients(self) -> int:
-        """K in each local round."""
+        """K gradients in each local round."""
         return self.R * self.K
 
     def init(self, sent: Params, first: Callable[[int], Params]) -> Any:
-        """λ_i, where each client has its own."""
+        """λ_i, if each client has its own."""
         return jnp.float32(self.lam) if self.rechoose else ()
 
     def client_update(self, key: jax.Array, problem: Problem, w: Params, state: Any) -> Update:

@@ -1,4 +1,4 @@
-"""Losses of scores, and how curved a loss is."""
+"""Losses of scores, and the curvature of a loss."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def cross_entropy(logits: jax.Array, y: jax.Array) -> jax.Array:
 
 def of_label(logits: jax.Array, y: jax.Array) -> jax.Array:
     """The logit of the label in each column."""
-    # A masked sum, because gathers, and the scatters of their gradients, are slow on CPUs.
+    # A masked sum, because gathers, and the scatters in their gradients, are slow on CPUs.
     return jnp.sum(jnp.where(jnp.arange(len(logits))[:, None] == y, logits, 0), axis=0)
 
 

@@ -40,11 +40,11 @@ class Model:
     init_fn: Callable[[jax.Array], Any] | None = None
     apply_fn: Callable[[Any, jax.Array], jax.Array] | None = None
     classes: Index | None = None
-    """How many labels there are; 0 for a regression. A classifier made of functions need not tell."""
+    """Number of labels; 0 for a regression. Optional for a classifier made of functions."""
     l2: NonNegative = 0.0
     """Strength of the l2 term, over weights and biases."""
     class_weights: tuple[float, ...] | None = None
-    """What a row of each class weighs in training; alike if None."""
+    """Weight of a row of each class in training; None for equal weights."""
 
     def init(self, key: jax.Array) -> Params:
         """Random initial parameters."""
@@ -57,7 +57,7 @@ class Model:
         return self.apply_fn(theta.tree, x)
 
     def scores(self, theta: Params, x: jax.Array) -> jax.Array:
-        """The scores with a column for each row of x, the form in which this package computes with them."""
+        """The scores with a column for each row of x, the form that this package computes with."""
         return self.apply(theta, x).T
 
     def losses(self, scores: jax.Array, y: jax.Array) -> jax.Array:
@@ -77,9 +77,9 @@ class Model:
     def to_json(self) -> dict[str, Any]:
         """What is needed to use this model's parameters, as JSON values; `model_from_json` is its inverse.
 
-        It has `features` and `classes`. What matters in training alone, l2, is not part of it.
+        It has `features` and `classes`. l2, which matters only in training, is not part of it.
         """
-        raise NotImplementedError("a model made of functions cannot be written down")
+        raise NotImplementedError("a model made of functions cannot be written as JSON")
 
 
 Layer = tuple[jax.Array, jax.Array]
@@ -122,7 +122,7 @@ class Network(Model):
 
     @property
     def outputs(self) -> int:
-        """Scores of a row: one for each class, or the number that a regression predicts."""
+        """Number of scores for a row: one for each class, or one for a regression."""
         return self.classes or 1
 
     def init(self, key: jax.Array) -> Params:
@@ -140,7 +140,7 @@ class Network(Model):
         return self.head(rest, W @ x.T + b[:, None])
 
     def head(self, rest: Sequence[Layer], z: jax.Array) -> jax.Array:
-        """The scores from the first layer's outputs z and the layers after it, a column a row of x."""
+        """The scores from the first layer's outputs z and the later layers, a column for each row of x."""
         return dense(rest, z)
 
     def head_grad(
@@ -151,8 +151,8 @@ class Network(Model):
     ) -> tuple[jax.Array, list[tuple[jax.Array, jax.Array]]]:
         """The gradient of loss(head(rest, z)) in z and in the layers of `rest`.
 
-        What jax.grad would give, but for how Wᵀ G is computed: XLA's product with a small transposed matrix
-        is slower on CPUs than the sum written out.
+        It equals jax.grad except for how Wᵀ G is computed: XLA's product with a small transposed matrix is
+        slower on CPUs than the explicit sum.
         """
         zs = [z]
         for W, b in rest:
@@ -184,13 +184,13 @@ class Convolutional(Model):
     """Height and width of an image, and its channels if there are several."""
     classes: Index = 0
     channels: tuple[int, ...] = (8, 16)
-    """Outputs of each stage, of which there is at least one."""
+    """Output channels of each stage; at least one stage."""
     hidden: tuple[int, ...] = ()
     kernel: Count = 3
     """Height and width of the convolutions."""
 
     def init(self, key: jax.Array) -> Params:
-        """Layers (W, b), those of the stages with W of shape channels × kernel × kernel × channels before."""
+        """Layers (W, b); in the stages, W has shape channels × kernel × kernel × input channels."""
         height, width, *colours = self.shape
         before = colours[0] if colours else 1
         shapes = []
@@ -211,7 +211,7 @@ class Convolutional(Model):
         z = x.reshape(len(x), height, width, *(colours or [1])).transpose(3, 1, 2, 0)
         for W, b in stages:
             z = stage(W, b, z)
-        # What comes out of a stage is not negative, so that ReLU before the first layer changes nothing.
+        # The output of a stage is nonnegative, so the ReLU before the first layer changes nothing.
         return dense(rest, z.reshape(-1, len(x)))
 
     def to_json(self) -> dict[str, Any]:
@@ -232,7 +232,7 @@ def model_from_json(document: dict[str, Any]) -> Model:
     fields = dict(document)
     kind = fields.pop("kind", "network")
     if kind not in ("network", "cnn"):
-        raise InputError(f"'{kind}' is no kind of model that this version knows; a later one wrote it.")
+        raise InputError(f"Unknown kind of model '{kind}'; a later version of pfedme may have written it.")
     lacking = {"features", "classes"} - set(fields)
     if lacking:
         raise InputError(f"The description of a model lacks {' and '.join(sorted(lacking))}.")
@@ -243,29 +243,29 @@ def model_from_json(document: dict[str, Any]) -> Model:
 
 
 class Description:
-    """What a run is given, and what a record stores, of a model; its fields are the model's options.
+    """The model as a run receives it and a record stores it; its fields are the model's options.
 
-    What other packages register are `@record` dataclasses that derive from it and have `build`.
+    Other packages register `@record` dataclasses that derive from this class and define `build`.
     """
 
     def with_defaults(self, features: int, shape: tuple[int, ...] = ()) -> Self:
-        """This description with every default filled in, for rows of so many features and of this shape."""
+        """This description with all defaults filled in, for rows with this many features and this shape."""
         return self
 
     def build(self, features: int, classes: int, shape: tuple[int, ...] = ()) -> Model:
-        """The model for rows of so many features and classes, which are 0 for a regression."""
+        """The model for rows with this many features and classes; `classes` is 0 for a regression."""
         raise NotImplementedError
 
 
 @record
 class MLR(Description):
-    """Softmax regression; on labels that are numbers, linear regression."""
+    """Softmax regression; linear regression if the labels are numbers."""
 
     l2: NonNegative = 0.0
     """Strength of the l2 term in every client's loss, over weights and biases; 0.001 in the paper's table."""
 
     def build(self, features: int, classes: int, shape: tuple[int, ...] = ()) -> Network:
-        """The model for rows of so many features and classes."""
+        """The model for rows with this many features and classes."""
         return Network(features=features, classes=classes, l2=self.l2)
 
 
@@ -274,18 +274,18 @@ class DNN(Description):
     """A network of linear layers with ReLU between them."""
 
     hidden: tuple[int, ...] | None = None
-    """Sizes of the hidden layers, such as 100 or 100-50; the paper's when not given: 100 for images
+    """Sizes of the hidden layers, such as 100 or 100-50; if not given, as in the paper: 100 for images
     (100 features or more), else 20."""
     l2: NonNegative = 0.0
     """Strength of the l2 term in every client's loss."""
 
     def with_defaults(self, features: int, shape: tuple[int, ...] = ()) -> DNN:
-        """This description with every default filled in, for rows of so many features."""
+        """This description with all defaults filled in, for rows with this many features."""
         hidden = self.hidden if self.hidden is not None else ((100,) if features >= 100 else (20,))
         return dataclasses.replace(self, hidden=hidden)
 
     def build(self, features: int, classes: int, shape: tuple[int, ...] = ()) -> Network:
-        """The model for rows of so many features and classes."""
+        """The model for rows with this many features and classes."""
         hidden = self.with_defaults(features).hidden
         assert hidden is not None
         return Network(features=features, classes=classes, hidden=hidden, l2=self.l2)
@@ -296,30 +296,31 @@ class CNN(Description):
     """A convolutional network for rows that are images."""
 
     channels: tuple[int, ...] = (8, 16)
-    """Outputs of each stage of convolution, 2×2 pooling and ReLU, such as 8-16."""
+    """Output channels of each stage of convolution, 2×2 pooling and ReLU, such as 8-16."""
     hidden: tuple[int, ...] = (64,)
     """Sizes of the hidden layers after the stages."""
     kernel: Annotated[int, Bound(least=1, most=99)] = 3
     """Height and width of the convolutions, an odd number."""
     shape: tuple[int, ...] | None = None
-    """Height and width of an image, and its channels if there are several, such as 28-28 or 32-32-3; the
-    data's own when not given."""
+    """Height and width of an image, and its channels if there are several, such as 28-28 or 32-32-3; taken
+    from the data if not given."""
     l2: NonNegative = 0.0
     """Strength of the l2 term in every client's loss."""
 
     def with_defaults(self, features: int, shape: tuple[int, ...] = ()) -> CNN:
-        """This description with every default filled in, for rows of so many features and their shape."""
+        """This description with all defaults filled in, for rows with this many features and this shape."""
         own = self.shape or shape
         shown = "×".join(map(str, own))
         if not own:
             raise InputError(
-                f"Model 'cnn' is for images, and nothing tells the shape of rows of {features} numbers; give "
-                "it, as in cnn:shape=28-28 or cnn:shape=32-32-3, or use model mlr or dnn."
+                f"Model 'cnn' is for images, and the image shape of rows of {features} numbers is not known; "
+                "give it, as in cnn:shape=28-28 or cnn:shape=32-32-3, or use model mlr or dnn."
             )
         if len(own) not in (2, 3) or math.prod(own) != features:
             raise InputError(
                 f"Model 'cnn' is for images of height × width or height × width × channels, and rows of "
-                f"{features} numbers are no images of {shown}; give cnn:shape=..., or use model mlr or dnn."
+                f"{features} numbers do not form images of {shown}; give cnn:shape=..., or use model mlr or "
+                "dnn."
             )
         if not self.channels:
             raise InputError(
@@ -335,7 +336,7 @@ class CNN(Description):
         return dataclasses.replace(self, shape=own)
 
     def build(self, features: int, classes: int, shape: tuple[int, ...] = ()) -> Convolutional:
-        """The model for rows of so many features and classes, and of this shape."""
+        """The model for rows with this many features and classes, and this shape."""
         own = self.with_defaults(features, shape).shape
         assert own is not None
         return Convolutional(
@@ -349,7 +350,7 @@ MODELS = Known[Description]("models", {"mlr": MLR, "dnn": DNN, "cnn": CNN}, Desc
 
 @record
 class OwnModel(Description):
-    """The description of a model that is an object, whatever the rows are."""
+    """The description of a model that is given as an object, whatever the rows are."""
 
     model: Model
 
@@ -359,33 +360,33 @@ class OwnModel(Description):
         return f"{type(self.model).__module__}:{type(self.model).__qualname__}"
 
     def build(self, features: int, classes: int, shape: tuple[int, ...] = ()) -> Model:
-        """The model, once it is known to fit rows of so many features and classes."""
+        """The model, after a check that it fits rows with this many features and classes."""
         return _fitting(self.model, self.path, features, classes)
 
 
 @record
 class MadeModel(Description):
-    """The description of a model that a function `build(features, classes)` of the user's own makes."""
+    """The description of a model that the user's function `build(features, classes)` returns."""
 
     path: str
-    """`module:function`, which is what a record calls it."""
+    """`module:function`, the name that a record uses."""
 
     def build(self, features: int, classes: int, shape: tuple[int, ...] = ()) -> Model:
-        """What the function returns, once it is known to fit."""
+        """The model that the function returns, after a check that it fits."""
         try:
             function = imported(self.path)
-        except Exception as error:  # whatever a module of somebody else raises
+        except Exception as error:  # third-party modules can raise anything
             raise InputError(
-                f"The model {self.path} cannot be imported ({_why(error)}); its module must be installed, or "
-                "in a folder that PYTHONPATH names."
+                f"The model {self.path} cannot be imported ({_why(error)}); its module must be installed or "
+                "in a folder on PYTHONPATH."
             ) from None
         if not callable(function):
-            raise InputError(f"The model {self.path} is no function build(features, classes).")
+            raise InputError(f"The model {self.path} is not a function build(features, classes).")
         try:
             model = function(features, classes)
         except Exception as error:
             raise InputError(
-                f"The function {self.path} makes no model of {features} features and {classes} classes: "
+                f"The function {self.path} failed for {features} features and {classes} classes: "
                 f"{_why(error)}."
             ) from error
         if not isinstance(model, Model):
@@ -394,7 +395,7 @@ class MadeModel(Description):
 
 
 def imported(path: str) -> Any:
-    """What is called `module:name` or `module:name.name`."""
+    """The object at `module:name` or `module:name.name`."""
     module, _, names = path.partition(":")
     found: Any = importlib.import_module(module)
     for name in names.split("."):
@@ -403,7 +404,7 @@ def imported(path: str) -> Any:
 
 
 def _fitting(model: Model, name: str, features: int, classes: int) -> Model:
-    """A model of the user's own, once it is known to fit rows of so many features and classes."""
+    """The user's model, after a check that it fits rows with this many features and classes."""
     if model.classes is None:
         model = dataclasses.replace(model, classes=classes)
     wanted = classes or 1
@@ -418,7 +419,7 @@ def _fitting(model: Model, name: str, features: int, classes: int) -> Model:
     if model.classes != classes or shape != (2, wanted):
         told = f"{classes} classes" if classes else "a quantity (classes=0)"
         raise InputError(
-            f"The model {name} makes scores of shape {shape} from 2 rows, for {model.classes} classes; the "
+            f"The model {name} returns scores of shape {shape} for 2 rows and {model.classes} classes; the "
             f"data has {told}, so the shape must be (2, {wanted})."
         )
     return model

@@ -1,10 +1,10 @@
-"""What other installed packages add: algorithms, models and data sources, by entry points.
+"""Algorithms, models and data sources that other installed packages add through entry points.
 
     [project.entry-points."pfedme.algorithms"]
     momentum = "my_package:Momentum"
 
-The groups are `pfedme.algorithms`, `pfedme.models` and `pfedme.data`. One that cannot be used is left out,
-and a sentence on standard error says why.
+The groups are `pfedme.algorithms`, `pfedme.models` and `pfedme.data`. An entry that cannot be used is
+skipped, with the reason on standard error.
 """
 
 from __future__ import annotations
@@ -21,35 +21,35 @@ T = TypeVar("T")
 
 
 def registered(group: str) -> list[EntryPoint]:
-    """The entry points of a group, by name; none of them is imported."""
+    """The entry points of a group, sorted by name; none is imported."""
     return sorted(entry_points(group=f"pfedme.{group}"), key=lambda entry: (entry.name, package_of(entry)))
 
 
 def package_of(entry: EntryPoint) -> str:
-    """The package that an entry point is of."""
+    """The package that an entry point belongs to."""
     return entry.dist.name if entry.dist else entry.module.partition(".")[0]
 
 
 class Known(Mapping[str, type[T]]):
-    """Classes by their names: our own, and then those that other packages register.
+    """Classes by name: our own first, then those that other packages register.
 
-    These are imported when the list is first looked at, and not before: they import this package too.
+    The latter are imported on first use, not earlier, because they import this package too.
     """
 
     def __init__(self, group: str, own: Mapping[str, type[T]], kind: type, *, traced: bool = True) -> None:
-        """Those of a group must be of a `kind`; what is `traced` goes through compiled programs."""
+        """Classes must be of this `kind`; if `traced`, JAX must be able to trace their instances."""
         self.group, self.own, self.kind, self.traced = group, dict(own), kind, traced
 
     @cached_property
     def others(self) -> dict[str, type[T]]:
-        """Those of other packages."""
+        """The classes of other packages."""
         found: dict[str, type[T]] = {}
         for entry in registered(self.group):
             try:
                 if entry.name in self.own or entry.name in found:
-                    raise ValueError("there is one of that name already")
+                    raise ValueError("the name is already taken")
                 found[entry.name] = self._checked(entry)
-            except Exception as error:  # whatever a module of somebody else raises
+            except Exception as error:  # third-party modules can raise anything
                 why = " ".join(str(error).split()) or type(error).__name__
                 print(
                     f"pfedme: '{entry.name}' of the package {package_of(entry)} is left out of "
@@ -59,20 +59,20 @@ class Known(Mapping[str, type[T]]):
         return found
 
     def _checked(self, entry: EntryPoint) -> type[T]:
-        """The class of an entry point, once it is known to be one that can be used."""
+        """The class of an entry point, after a check that it can be used."""
         if not re.fullmatch(r"\w[\w.-]*", entry.name):
-            raise ValueError("a name has letters, digits, '-', '_' and '.' only")
+            raise ValueError("a name may only contain letters, digits, '-', '_' and '.'")
         cls: Any = entry.load()
         if not (isinstance(cls, type) and "__dataclass_fields__" in vars(cls)):
-            raise TypeError(f"{entry.value} is no class with the decorator @pfedme.record")
+            raise TypeError(f"{entry.value} is not a class with the decorator @pfedme.record")
         made = cls()
         hash(made)
         if not isinstance(made, self.kind):
-            raise TypeError(f"{entry.value} is no {self.kind.__name__}")
+            raise TypeError(f"{entry.value} is not a valid {self.kind.__name__}")
         if self.traced and not _is_traced(made):
             raise TypeError(f"{entry.value} needs the decorator @pfedme.record")
         if (own := getattr(cls, "name", entry.name)) != entry.name:
-            raise ValueError(f"{entry.value} calls itself '{own}'")
+            raise ValueError(f"{entry.value} has the name '{own}'")
         return cls
 
     def __getitem__(self, name: str) -> type[T]:

@@ -14,8 +14,8 @@ from pfedme.core.models import Model
 from pfedme.core.tree import Params
 
 Order = Literal["random", "cycled"]
-"""How training rows come into mini-batches: drawn afresh with replacement, or in the order of the store,
-round after round, beginning again after the last."""
+"""How mini-batches are drawn: afresh with replacement, or in the order of the store, continuing from round to
+round and starting over after the last row."""
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["model", "x", "y", "weight"], meta_fields=[])
@@ -23,14 +23,14 @@ round after round, beginning again after the last."""
 class Loss:
     """f̃_i(θ; D), the model's mean loss over a batch D of rows: an estimate of f_i(θ).
 
-    Where the model has weights of classes, a row's loss is multiplied by its class's weight.
+    If the model has class weights, each row's loss is multiplied by the weight of its class.
     """
 
     model: Model
     x: jax.Array
     y: jax.Array
     weight: jax.Array | None = None
-    """Weights of the rows, summing to one; None weighs them alike."""
+    """Weights of the rows, summing to one; None for equal weights."""
 
     def __call__(self, theta: Params) -> jax.Array:
         """The loss at θ."""
@@ -61,11 +61,12 @@ class Problem:
     start: jax.Array
     """Where the client's training rows begin in x and y."""
     count: jax.Array
-    """How many they are; the client's test rows come right after them."""
+    """Number of training rows; the client's test rows follow them directly."""
     n_test: jax.Array
     round: jax.Array
     longest: int
-    """The most training rows of any client in the store: the size of a full batch before masking."""
+    """The largest number of training rows of any client in the store: the size of a full batch before
+    masking."""
     order: Order
 
     def draw(self, key: jax.Array, *shape: int) -> jax.Array:
@@ -82,7 +83,7 @@ class Problem:
         return self.start + _scaled(bits, self.count)
 
     def draw_test(self, key: jax.Array, *shape: int) -> jax.Array:
-        """Test rows, drawn with replacement; a training row where a client has none."""
+        """Test rows, drawn with replacement; training rows if the client has no test rows."""
         bits = jax.random.bits(key, shape, jnp.uint32)
         return self.start + jnp.where(self.n_test > 0, self.count + _scaled(bits, self.n_test), 0)
 
@@ -103,7 +104,7 @@ class Problem:
 
 
 def _at(a: jax.Array, rows: jax.Array) -> jax.Array:
-    """a[rows], without a pass over the result that looks for rows out of bounds."""
+    """a[rows], without an extra pass over the result to check for rows out of bounds."""
     return a.at[rows].get(mode="promise_in_bounds")
 
 

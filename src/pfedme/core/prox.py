@@ -24,7 +24,7 @@ from pfedme.core.tree import Params
 Solver = Literal["gradient", "nesterov"]
 
 MOST_STEPS = 10_000
-"""Where a search for ‖∇h‖² ≤ ν gives up, as when ν is below what float32 can reach."""
+"""Limit on the steps of a search for ‖∇h‖² ≤ ν, for example when float32 cannot reach ν."""
 
 
 class Smooth(Protocol):
@@ -84,7 +84,7 @@ def descend(
     solver: Solver,
     square: Callable[[Params], jax.Array] = lambda v: v @ v,
 ) -> Proximal:
-    """The steps of `prox`, in whatever coordinates f, w and start are given; `square` is ‖·‖² in them."""
+    """The steps of `prox`, in the coordinates of f, w and start; `square` is ‖·‖² in them."""
     q = 0.0 if solver == "gradient" else _momentum(alpha * lam)
 
     def step(theta: Params, y: Params, gradient: Params) -> tuple[Params, Params]:
@@ -133,8 +133,8 @@ class Span:
 
     A is the layer (W, b) with b as one more column, and X the batch with a column of ones. With
     z = A Xᵀ = p A_w Xᵀ + s A_0 Xᵀ + C X Xᵀ and G = ∂f/∂z, the gradient of f in A is G X + l2 A: it has
-    the coordinates (l2 p, l2 s, G + l2 C). A step costs O(|D|²) a unit instead of O(|D| d), and is the same
-    step: `descend` does not know in which coordinates it works. The other layers are as they were.
+    the coordinates (l2 p, l2 s, G + l2 C). A step costs O(|D|²) per unit instead of O(|D| d), and is the same
+    step: `descend` does not know which coordinates it works in. The other layers are unchanged.
     """
 
     f: Loss

@@ -1,8 +1,8 @@
 """Specifications: `name:field=value,field=value` ⇄ a frozen dataclass ⇄ JSON.
 
 Algorithms, data and models are all described by frozen dataclasses whose fields are their options. This
-file is the one place where text becomes such an object and where its numbers are checked. What a field may
-hold is in its type: `Positive`, `Count`, `Literal["uniform", "samples"]`, ...
+module is the only place where text becomes an object and its numbers are checked. The type of a field says
+what it may hold: `Positive`, `Count`, `Literal["uniform", "samples"]`, ...
 """
 
 from __future__ import annotations
@@ -56,16 +56,16 @@ Share = Annotated[float, Bound(above=0, below=1)]
 
 
 class Part:
-    """One of several dataclasses that can stand in a field, written `name` or `name:field=value,...`.
+    """One of several dataclasses that a field can hold, written `name` or `name:field=value,...`.
 
-    A class that derives from it begins a family, and what derives from that is listed in `known` by its name.
+    A direct subclass starts a family; the classes derived from that subclass are listed by name in `known`.
     """
 
     name: ClassVar[str]
     known: ClassVar[dict[str, type]]
 
     def __init_subclass__(cls) -> None:
-        """Begins a family, or joins it."""
+        """Starts a family, or joins one."""
         if Part in cls.__bases__:
             cls.known = {}
         else:
@@ -113,14 +113,14 @@ def build(cls: type[T], given: Mapping[str, Any], owner: str) -> T:
 
 
 def check(thing: T, owner: str) -> T:
-    """`thing` itself, once every field is known to be within its bounds."""
+    """`thing` itself, after a check that every field is within its bounds."""
     for name, kind in field_types(type(thing)).items():
         _check(getattr(thing, name), kind, name, owner)
     return thing
 
 
 def parse_names(text: str) -> tuple[str, ...]:
-    """Names that are joined by commas; one with a comma in it has quotation marks around it.
+    """The names in a comma-separated list; a name that contains a comma is in quotation marks.
 
     >>> parse_names('age, "height, in cm"')
     ('age', 'height, in cm')
@@ -147,7 +147,7 @@ def field_types(cls: type) -> dict[str, Any]:
 
 
 def _is_recorded(field: dataclasses.Field[Any]) -> bool:
-    """Whether a field is an option, and not something that only exists in memory."""
+    """Whether a field is an option, rather than something that only exists in memory."""
     return field.init and field.metadata.get("recorded", True)
 
 
@@ -165,7 +165,7 @@ def field_docs(cls: type) -> dict[str, str]:
             continue
         try:
             (definition,) = ast.parse(textwrap.dedent(inspect.getsource(owner))).body
-        except (OSError, TypeError):  # a class without source, such as one of another package
+        except (OSError, TypeError):  # no source, as for classes of some other packages
             continue
         body = typing.cast(ast.ClassDef, definition).body
         for node, after in itertools.pairwise(body):
@@ -181,7 +181,7 @@ def field_docs(cls: type) -> dict[str, str]:
 
 
 def choices(kind: Any) -> tuple[str, ...]:
-    """The names that a field of this type can hold, if it is one of a few.
+    """The names that a field of this type can hold, if it has a fixed set of them.
 
     >>> choices(Literal["uniform", "samples"] | None), choices(Count)
     (('uniform', 'samples'), ())
@@ -191,7 +191,7 @@ def choices(kind: Any) -> tuple[str, ...]:
 
 
 def metavar(kind: Any) -> str:
-    """What stands for a field's value in help: its choices, or what kind of value it is.
+    """The placeholder for a field's value in the help: its choices, or the kind of value.
 
     >>> metavar(Literal["uniform", "samples"]), metavar(Count), metavar(Positive | None), metavar(str)
     ('{uniform,samples}', 'N', 'X', 'TEXT')
@@ -207,8 +207,8 @@ def metavar(kind: Any) -> str:
 
 
 def _unwrap(kind: Any, value: Any = None) -> tuple[Any, Bound | None, bool]:
-    """A field's plain type, its bound, and whether None is allowed; of several types the one of `value`, a
-    tuple or something else."""
+    """A field's plain type, its bound, and whether None is allowed. If there are several types, the one that
+    matches `value`, a tuple or not."""
     bound, optional = None, False
     if typing.get_origin(kind) in (typing.Union, types.UnionType):
         several = [k for k in typing.get_args(kind) if k is not types.NoneType]
@@ -285,7 +285,7 @@ def _check(value: Any, kind: Any, name: str, owner: str) -> None:
 def _in_words(plain: Any) -> str:
     if typing.get_origin(plain) is tuple:
         if typing.get_args(plain)[0] is str:
-            return "names joined by commas"
+            return "names separated by commas"
         return "whole numbers joined by '-', such as 100-50"
     words = {int: "a whole number", float: "a finite number", bool: "true or false"}
     return words.get(plain, "a text")

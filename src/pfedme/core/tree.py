@@ -1,4 +1,4 @@
-"""Points of ℝᵈ kept as layers, and dataclasses whose floats can change without a new compilation."""
+"""Points of ℝᵈ stored as layers, and dataclasses whose floats can change without recompilation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def record(cls: type[T]) -> type[T]:
-    """A frozen dataclass that JAX can trace: its floats, and records in it, are data, all else is static.
+    """A frozen dataclass that JAX can trace: its floats and nested records are data, the rest is static.
 
     Two records that differ only in floats share one compiled program.
 
@@ -36,8 +36,8 @@ def record(cls: type[T]) -> type[T]:
 
 
 def _is_float(kind: Any) -> bool:
-    """Whether a field's type is float, perhaps annotated, perhaps optional (None is then static), or a part
-    that may hold some."""
+    """Whether a field's type is float, possibly annotated or optional (None is then static), or a part that
+    may contain floats."""
     part = isinstance(kind, type) and issubclass(kind, Part)
     return kind is float or part or any(_is_float(k) for k in typing.get_args(kind))
 
@@ -45,7 +45,7 @@ def _is_float(kind: Any) -> bool:
 @jax.tree_util.register_pytree_node_class
 @dataclasses.dataclass(frozen=True, eq=False)
 class Params:
-    """A point of ℝᵈ, kept as the model's layers, with the arithmetic of a vector.
+    """A point of ℝᵈ, stored as the model's layers, with the arithmetic of a vector.
 
     Algorithms write `w - eta * lam * (w - theta)` and never see a layer; models never see a flat vector.
 
@@ -56,7 +56,7 @@ class Params:
 
     tree: Any
 
-    __array_ufunc__ = None  # NumPy scalars leave `scalar * w` to us
+    __array_ufunc__ = None  # so that NumPy scalars leave `scalar * w` to us
 
     def map(self, f: Callable[..., jax.Array], *others: Params) -> Params:
         """f applied to each layer, together with the same layer of `others`."""
@@ -85,7 +85,7 @@ class Params:
     def layers(self) -> Layers:
         """Parts of the point: `w.layers[:-1]` is w without its last layer, `w.layers[-1:]` that layer alone.
 
-        What is left out takes no part in arithmetic, and `|` puts two parts together.
+        Layers that are left out take no part in arithmetic, and `|` joins two parts.
 
         >>> w = Params([jnp.ones(2), jnp.zeros(3)])
         >>> body, head = w.layers[:-1], w.layers[-1:]
@@ -95,7 +95,7 @@ class Params:
         return Layers(self)
 
     def __or__(self, other: Params) -> Params:
-        """This point, with what it lacks from `other`."""
+        """This point, with its missing layers taken from `other`."""
 
         def lacks(leaf: Any) -> bool:
             return leaf is None
@@ -103,7 +103,7 @@ class Params:
         return Params(jax.tree.map(lambda a, b: b if a is None else a, self.tree, other.tree, is_leaf=lacks))
 
     def ravel(self, batch_dims: int = 0) -> jax.Array:
-        """The coordinates as one vector; of a stack of points (`batch_dims` = 1), one row a point."""
+        """The coordinates as one vector; for a stack of points (`batch_dims` = 1), one row per point."""
         leaves = jax.tree.leaves(self.tree)
         return jnp.concatenate([jnp.reshape(a, (*a.shape[:batch_dims], -1)) for a in leaves], axis=-1)
 
@@ -141,7 +141,8 @@ def leaves(name: str, tree: Any) -> dict[str, np.ndarray]:
 
 
 def tree_of(name: str, arrays: Mapping[str, np.ndarray], like: T) -> T:
-    """The inverse of `leaves`: a tree with the form of `like`; an error if the arrays do not fit it."""
+    """The inverse of `leaves`: a tree with the structure of `like`; raises an error if the arrays do not
+    fit."""
     known, structure = jax.tree.flatten(like)
     found = [arrays[f"{name}.{k}"] for k in range(len(known))]
     for k, (own, leaf) in enumerate(zip(found, known, strict=True)):
@@ -153,7 +154,7 @@ def tree_of(name: str, arrays: Mapping[str, np.ndarray], like: T) -> T:
 
 
 def to_vectors(tree: Any) -> dict[str, np.ndarray]:
-    """The numbers of a tree as a few vectors, for a message: `w` has those in float32, `w.int32` those, ...
+    """The numbers of a tree as one vector per dtype, for a message: `w` for float32, `w.int32`, ...
 
     >>> to_vectors((Params([jnp.ones(2), jnp.zeros(1)]), jnp.int32(7)))
     {'w': array([1., 1., 0.], dtype=float32), 'w.int32': array([7], dtype=int32)}
@@ -165,7 +166,7 @@ def to_vectors(tree: Any) -> dict[str, np.ndarray]:
 
 
 def vector_shapes(like: Any) -> dict[str, jax.ShapeDtypeStruct]:
-    """The shapes of what `to_vectors` makes of a tree with the form of `like`."""
+    """The shapes of the vectors that `to_vectors` makes of a tree with the structure of `like`."""
     leaves = jax.tree.leaves(like)
     types = {_vector_name(leaf.dtype): leaf.dtype for leaf in leaves}
     return {
@@ -175,7 +176,7 @@ def vector_shapes(like: Any) -> dict[str, jax.ShapeDtypeStruct]:
 
 
 def from_vectors(vectors: Mapping[str, np.ndarray], like: T) -> T:
-    """The inverse of `to_vectors`, for a tree with the form of `like`; the vectors must have its shapes."""
+    """The inverse of `to_vectors`, for a tree with the structure of `like`; the shapes must match."""
     leaves, structure = jax.tree.flatten(like)
     at, found = dict.fromkeys(vectors, 0), []
     for leaf in leaves:
@@ -191,8 +192,8 @@ def _vector_name(dtype: Any) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Layers:
-    """The layers of a point, from which some can be taken: the entries of the list, or of the dictionary in
-    the order of its keys, that the model keeps its parameters in."""
+    """The layers of a point, which can be sliced: the entries of the model's list of parameters, or of its
+    dictionary in key order."""
 
     point: Params
 
@@ -200,7 +201,7 @@ class Layers:
         return len(self._parts()[0])
 
     def __getitem__(self, which: slice) -> Params:
-        """The point with all but these of its layers left out."""
+        """The point with only these layers."""
         layers, structure = self._parts()
         kept = set(range(len(layers))[which])
         some = [a if k in kept else jax.tree.map(lambda _: None, a) for k, a in enumerate(layers)]

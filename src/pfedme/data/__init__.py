@@ -1,5 +1,5 @@
-"""Where federations come from. A new source is a dataclass with `load()` and a line in this list; other
-packages register theirs."""
+"""Where federations come from. To add a source, write a dataclass with `load()` and add a line to this list.
+Other packages register theirs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pfedme.errors import InputError, unknown
 
 @runtime_checkable
 class Source(Protocol):
-    """A description of a federation, complete enough to make it again."""
+    """A description of a federation, complete enough to recreate it."""
 
     name: ClassVar[str]
 
@@ -34,14 +34,14 @@ DATA = Known[Source]("data", {**BUILT_IN, Table.name: Table, Deployed.name: Depl
 
 
 def named() -> dict[str, type[Source]]:
-    """The sources that are asked for by name: our own, and those of other packages."""
+    """The sources that are selected by name: our own, and those of other packages."""
     return BUILT_IN | DATA.others
 
 
 def parse_data(text: str, options: Mapping[str, Any] | None = None) -> Source:
     """The source that `synthetic`, `mnist:partition=dirichlet,alpha=0.3`, ... or a table's path describes.
 
-    `options` are fields of `Table`, as texts, and of no use to other sources.
+    `options` are fields of `Table`, as text; other sources have no use for them.
     """
     given = {name: value for name, value in (options or {}).items() if value is not None}
     name, known = text.partition(":")[0], named()
@@ -49,8 +49,8 @@ def parse_data(text: str, options: Mapping[str, Any] | None = None) -> Source:
         return build(Table, {**given, "path": text}, "the table").pinned()
     if name in known and given:
         raise InputError(
-            f"{OPTIONS[next(iter(given))]} is for tables of your own, and --data {name} is none; leave the "
-            "option out."
+            f"{OPTIONS[next(iter(given))]} only applies to your own tables, and --data {name} is not one; "
+            "leave the option out."
         )
     if name not in known:
         raise unknown("data", name, [*known, "or the path of a table"])
@@ -58,5 +58,5 @@ def parse_data(text: str, options: Mapping[str, Any] | None = None) -> Source:
 
 
 def pinned(source: Source) -> Source:
-    """The source, with the fingerprint of its files if it reads any of the user's own."""
+    """The source, with a fingerprint of the user's files if it reads any."""
     return source.pinned() if isinstance(source, Table) else source

@@ -1,4 +1,4 @@
-"""Tables as arrays: an NPZ file with x, a row or an image for each sample, y and client."""
+"""Tables as arrays: an NPZ file with x (a row or an image for each sample), y and client."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def open_arrays(path: Path, suffix: str = "") -> Part:
 
 
 def has_test(path: Path) -> bool:
-    """Whether an NPZ file holds test rows too."""
+    """Whether an NPZ file also contains test rows."""
     return "x_test" in _names(path)
 
 
@@ -54,32 +54,32 @@ def _read(path: Path, suffix: str) -> dict[str, np.ndarray]:
 
 
 def _load(path: Path, wanted: list[str]) -> dict[str, np.ndarray]:
-    """All names of a file's arrays, with those arrays that are wanted."""
+    """The names of all arrays in a file, with the contents of those that are wanted."""
     try:
         with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:
             return {name: np.asarray(file[name]) if name in wanted else np.empty(0) for name in file.files}
     except Exception as error:
         # A damaged archive makes zipfile and NumPy raise almost anything.
         raise InputError(
-            f"{shown(path)} is not a whole NPZ file of plain arrays ({short(str(error))}); write it again by "
-            "numpy.savez."
+            f"{shown(path)} is not a complete NPZ file of plain arrays ({short(str(error))}); write it again "
+            "with numpy.savez."
         ) from None
 
 
 def _checked(arrays: dict[str, np.ndarray], suffix: str, where: str) -> np.ndarray:
-    """x, once it is known that the arrays fit together."""
+    """x, after a check that the arrays fit together."""
     x = arrays.get("x")
     if x is None:
         raise InputError(f"{where} has no array 'x{suffix}'; it holds {listed(sorted(arrays))}.")
     if x.ndim < 2 or x.dtype.kind not in "fiub" or x.size == 0:
         raise InputError(
-            f"x{suffix} in {where} must hold numbers, a row or an image for each sample; it is {x.dtype} of "
-            f"shape {_shape(x)}."
+            f"x{suffix} in {where} must contain numbers, a row or an image for each sample; it is {x.dtype} "
+            f"of shape {_shape(x)}."
         )
     for name, array in arrays.items():
         if name != "x" and (array.shape != (len(x),) or array.dtype.kind not in "fiubU"):
             raise InputError(
-                f"{name}{suffix} in {where} must have a number or a text for each of the {len(x)} rows of "
+                f"{name}{suffix} in {where} must have a number or a string for each of the {len(x)} rows of "
                 f"x{suffix}; it is {array.dtype} of shape {_shape(array)}."
             )
     return x

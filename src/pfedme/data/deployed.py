@@ -1,4 +1,4 @@
-"""The data of a deployed federation, which stays where it is."""
+"""The data of a deployed federation, which stays with its owners."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from pfedme.errors import InputError
 
 @record
 class Deployed:
-    """Tables that never left their owners: a record can name them, and nobody can load them."""
+    """Tables that never left their owners: a record can name them, but nobody can load them."""
 
     name: ClassVar[str] = "deployed"
 
     clients: Index = 0
-    """How many clients there were."""
+    """Number of clients."""
     label: str = ""
     """Column to predict."""
 
     def load(self) -> Federation:
         """Raises an error."""
         raise InputError(
-            "The rows of a deployed federation are with its clients; 'pfedme server --resume DIR' goes on "
-            "with a run that was stopped."
+            "The rows of a deployed federation are with its clients; use 'pfedme server --resume DIR' to "
+            "resume a stopped run."
         )

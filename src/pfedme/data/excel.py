@@ -1,4 +1,4 @@
-"""Excel files, by `fastexcel`, which is an extra: `pip install 'pfedme[xlsx]'`."""
+"""Excel files, read with `fastexcel`, an optional dependency: `pip install 'pfedme[xlsx]'`."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def open_excel(path: Path, used: Sequence[str] | None, reading: Reading) -> Part
         import fastexcel
     except ImportError:
         raise InputError(
-            f"{where} is an Excel file, and to read it takes fastexcel; install it by pip install "
-            "'pfedme[xlsx]', or save the sheet as CSV."
+            f"Reading the Excel file {where} needs fastexcel; install it with pip install 'pfedme[xlsx]', or "
+            "save the sheet as CSV."
         ) from None
 
     def explain(reason: str) -> InputError:
-        return InputError(f"{where} is not a whole Excel file ({reason}); save it again, or as CSV.")
+        return InputError(f"{where} is not a complete Excel file ({reason}); save it again, or as CSV.")
 
     try:
         book = fastexcel.read_excel(path)
@@ -34,9 +34,9 @@ def open_excel(path: Path, used: Sequence[str] | None, reading: Reading) -> Part
         sheet = reading.sheet or sheets[0]
         header = book.load_sheet(sheet, header_row=None, n_rows=1, dtypes="string").to_polars()
         if not header.height:
-            raise InputError(f"The sheet '{sheet}' of {where} is empty; its first row must be names.")
+            raise InputError(f"The sheet '{sheet}' of {where} is empty; its first row must be column names.")
         names = checked_names([(name or "").strip() for name in header.row(0)], used, where)
-        # Rows are counted, so that empty ones matter.
+        # Rows are numbered, so empty ones must be kept.
         frame = pl.read_excel(
             path, sheet_name=sheet, infer_schema_length=None, drop_empty_rows=False, drop_empty_cols=False,
             raise_if_empty=False,

@@ -1,4 +1,4 @@
-"""A federation: the rows of all clients in one ragged store, with no padding."""
+"""A federation: the rows of all clients in one ragged store, without padding."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pfedme.data.schema import Schema
 
 Part = Literal["train", "validation", "test"]
-"""What rows are for."""
+"""The purpose of rows."""
 
 
 def aligned(shape: tuple[int, ...], dtype: np.typing.DTypeLike) -> np.ndarray:
@@ -28,7 +28,7 @@ def aligned(shape: tuple[int, ...], dtype: np.typing.DTypeLike) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Federation:
-    """Rows of clients, one client after the other; in a client, those for validation, training, test.
+    """Rows of clients, one client after another; within a client, validation, then training, then test.
 
     >>> f = Federation.split([3, 1], np.zeros((4, 2), np.float32), np.array([0, 1, 1, 0]), classes=2)
     >>> f.n_train, f.n_test
@@ -36,33 +36,33 @@ class Federation:
     """
 
     x: np.ndarray
-    """Features, a row a sample."""
+    """Features, one row per sample."""
     y: np.ndarray
-    """Labels 0 ... classes − 1, or in a regression numbers."""
+    """Labels 0 ... classes − 1, or numbers in a regression."""
     n_train: np.ndarray
     """Training rows of each client."""
     n_test: np.ndarray
     """Test rows of each client."""
     classes: int
-    """How many labels there are; 0 for a regression."""
+    """Number of labels; 0 for a regression."""
     ids: np.ndarray
-    """What a client's randomness is addressed by; it stays the client's when others come and go."""
+    """The number that a client's randomness depends on; it stays the same when other clients come and go."""
     n_val: np.ndarray | int = 0
-    """Validation rows of each client: to choose by, neither trained on nor reported."""
+    """Validation rows of each client: used to choose, neither trained on nor reported."""
     note: str = ""
     """What a reader of the description should know about where the rows come from."""
     notes: tuple[str, ...] = ()
-    """How a table was read where that is not plain, and what looks wrong in it."""
+    """How a table was read where that is not obvious, and what looks wrong in it."""
     names: tuple[str, ...] | None = None
-    """What the clients are called; None where they only have ids."""
+    """Names of the clients; None if they only have ids."""
     shape: tuple[int, ...] = ()
-    """Height, width and perhaps channels of the image that a row is; () if it is none."""
+    """Height, width and possibly channels, if rows are images; else ()."""
     schema: Schema | None = None
-    """How rows of a table became these numbers; None where they did not come from one."""
+    """How rows of a table became these numbers; None if they did not come from a table."""
     files: tuple[tuple[str, int], ...] = ()
-    """The files that rows come from, and how many rows each has."""
+    """The files that rows come from, and the number of rows in each."""
     origin: np.ndarray | None = None
-    """Of each row, its place among the rows of all files, counted from 0; None where they did not come from
+    """The index of each row among the rows of all files, counted from 0; None if they did not come from
     files."""
 
     @classmethod
@@ -81,7 +81,7 @@ class Federation:
         """The federation whose client i owns the next `counts[i]` rows, ⌊train · count⌋ to train on.
 
         The rows of each client are shuffled first if a generator is given. A client with one row
-        trains on it and has nothing to test.
+        trains on it and has no test rows.
         """
         counts = np.asarray(counts, np.int64)
         if not counts.sum() == len(x) == len(y):
@@ -100,7 +100,7 @@ class Federation:
         ).checked()  # fmt: skip
 
     def checked(self) -> Federation:
-        """This federation, once it is known to be fit to train on."""
+        """This federation, after a check that it can be trained on."""
         if self.clients == 0:
             raise InputError("The federation has no clients.")
         if (empty := np.flatnonzero(self.n_train < 1)).size:
@@ -140,20 +140,20 @@ class Federation:
 
     @property
     def label_unit(self) -> float:
-        """What a label of 1 is worth in the units that a regression's data came in."""
+        """The size of a label of 1 in the original units of a regression's data."""
         return self.schema.label_scale if self.schema else 1.0
 
     def labels_in_units(self) -> np.ndarray:
-        """A regression's labels as they came."""
+        """A regression's labels in their original units."""
         return self.label_unit * self.y.astype(np.float64) + (self.schema.label_mean if self.schema else 0.0)
 
     def name(self, client: int) -> str:
-        """What a client is called: its name, or else its id."""
+        """The name of a client, or its id if it has none."""
         return self.names[client] if self.names else str(self.ids[client])
 
     @cached_property
     def count(self) -> np.ndarray:
-        """Rows of each client, whatever they are for."""
+        """Number of rows of each client, for any purpose."""
         return self.n_val + self.n_train + self.n_test
 
     @cached_property
@@ -162,7 +162,7 @@ class Federation:
         return np.concatenate([[0], np.cumsum(self.count)[:-1]])
 
     def rows(self, part: Part) -> tuple[np.ndarray, np.ndarray]:
-        """Where each client's rows of a part begin, and how many they are."""
+        """Where each client's rows of a part begin, and their number."""
         before = {"validation": 0, "train": self.n_val, "test": self.n_val + self.n_train}[part]
         count = {"validation": self.n_val, "train": self.n_train, "test": self.n_test}[part]
         return self.start + before, np.broadcast_to(count, self.clients)
@@ -182,7 +182,7 @@ class Federation:
         kept = last - first
         place = np.arange(len(self.y)) - np.repeat(self.start, self.count)
         first, last = (np.repeat(a, self.count) for a in (first, last))
-        # Within a client: the rows of the fold, then what was before it, then what comes after it.
+        # Within a client: the rows of the fold, then those before it, then those after it.
         rank = np.where(place < first, place + last - first, np.where(place < last, place - first, place))
         order = np.empty(len(self.y), np.int64)
         order[np.repeat(self.start, self.count) + rank] = np.arange(len(self.y))
@@ -193,7 +193,7 @@ class Federation:
         )
 
     def pooled(self) -> Federation:
-        """One client with the training rows of all, by their ids, and nothing to validate or test on.
+        """One client with the training rows of all clients, ordered by id, without validation or test rows.
 
         >>> f = Federation.split([3, 2], np.arange(10.0).reshape(5, 2), np.array([0, 1, 1, 0, 1]), classes=2)
         >>> f.pooled().n_train, f.pooled().y
@@ -224,19 +224,19 @@ class Federation:
 
     @property
     def positive(self) -> int:
-        """The rarer of two labels in the training rows (of equals the second), which recall and the like are
-        of; of several labels the rarest, and 0 in a regression."""
+        """The rarer of two labels in the training rows (the second if they are equal), which recall and
+        similar metrics refer to; the rarest of several labels, and 0 in a regression."""
         if not self.classes:
             return 0
         counts = self.train_labels
         return int(np.flatnonzero(counts == counts.min())[-1])
 
     def label_name(self, label: int) -> str:
-        """What a label of a classification is called."""
+        """The name of a label of a classification."""
         return self.schema.labels[label] if self.schema else str(label)
 
     def limit(self, rows: int) -> Federation:
-        """The clients that have at least so many training rows, each with only its first `rows` of them."""
+        """The clients that have at least `rows` training rows, each with only the first `rows` of them."""
         if np.any(self.n_val):
             raise ValueError("validation rows are kept apart already")
         some = self.take(np.flatnonzero(self.n_train >= rows))

@@ -1,4 +1,4 @@
-"""From what clients tell about their training rows to the columns of a schema."""
+"""From statistics that clients share about their training rows to the columns of a schema."""
 
 from __future__ import annotations
 
@@ -18,27 +18,28 @@ from pfedme.data.understanding import MOST_CATEGORIES, Texts
 from pfedme.errors import InputError
 
 BLOCK = 2**17
-"""Numbers that are summed up at once: few enough to stay in the processor's cache."""
+"""Numbers that are summed at once: few enough to stay in the processor's cache."""
 
 
 class Sums(NamedTuple):
-    """What clients tell about the training rows of number columns: a row a client, a column a column."""
+    """What clients share about the training rows of numeric columns: one row per client, one column per
+    column."""
 
     values: np.ndarray
-    """How many values are there."""
+    """Number of values."""
     total: np.ndarray
     squares: np.ndarray
     """Sums of the values' squares."""
 
 
 def sums_of_clients(x: np.ndarray, start: np.ndarray, count: np.ndarray) -> Sums:
-    """The sums over rows start[i] ... start[i] + count[i] − 1 of x, for each client i; NaN is a missing one.
+    """The sums over rows start[i] ... start[i] + count[i] − 1 of x, for each client i; NaN means missing.
 
     >>> sums = sums_of_clients(np.array([[1.0], [3.0], [np.nan], [5.0]]), np.array([0, 2]), np.array([2, 2]))
     >>> sums.values.tolist(), sums.total.tolist(), sums.squares.tolist()
     ([[2.0], [1.0]], [[4.0], [5.0]], [[10.0], [25.0]])
     """
-    # Sums between neighbouring edges: the rows of a client, then those up to the next one's, and so on.
+    # Sums between neighbouring edges: the rows of a client, then those up to the next client's, and so on.
     edges = np.stack([start, start + count], axis=1).ravel()
     inside = edges < len(x)
 
@@ -58,7 +59,7 @@ def sums_of_clients(x: np.ndarray, start: np.ndarray, count: np.ndarray) -> Sums
 
 
 def told_by_clients(x: np.ndarray, start: np.ndarray, count: np.ndarray) -> Iterator[Sums]:
-    """`sums_of_clients` in pieces, so that little memory is needed: a client may tell its sums in parts."""
+    """`sums_of_clients` in pieces, to save memory: a client may share its sums in several parts."""
     step = max(1, BLOCK // max(1, x.shape[1]))
     for low in range(0, len(x), step):
         high = min(low + step, len(x))
@@ -68,8 +69,8 @@ def told_by_clients(x: np.ndarray, start: np.ndarray, count: np.ndarray) -> Iter
 
 
 def combine(sums: Iterable[Sums]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """How many values each column has, their mean and their standard deviation, from all clients' sums; a
-    column of equal values gets a standard deviation of 1.
+    """The number of values of each column, their mean and their standard deviation, from all clients' sums; a
+    constant column gets a standard deviation of 1.
 
     >>> count, mean, scale = combine([Sums(np.array([[3]]), np.array([[9]]), np.array([[35]]))])
     >>> count, mean, scale**2
@@ -79,7 +80,7 @@ def combine(sums: Iterable[Sums]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     count, total, squares = functools.reduce(np.add, each)
     mean, square = total / np.maximum(count, 1), squares / np.maximum(count, 1)
     spread = square - mean**2
-    # What is left of a constant's squares is rounding.
+    # For a constant column, the remaining variance is rounding error.
     varies = spread > 1e-12 * square
     return count, mean, np.where(varies, np.sqrt(np.where(varies, spread, 1)), 1.0)
 
@@ -87,16 +88,16 @@ def combine(sums: Iterable[Sums]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def sets_of_clients(code: np.ndarray, owner: np.ndarray, clients: int, categories: int) -> np.ndarray:
     """Whether each client (row) has each category (column) in its training rows."""
     seen = np.zeros((clients, categories + 1), bool)
-    seen[owner, code] = True  # the last column for −1, no category
+    seen[owner, code] = True  # the last column is for −1, no category
     return seen[:, :categories]
 
 
 class Gathered(NamedTuple):
-    """A table's features before they are standardised, and what its clients tell of them."""
+    """A table's features before they are standardised, and what its clients share about them."""
 
     x: np.ndarray
     numbers: list[Column]
-    """Columns of numbers, the first features, counted from their means so far."""
+    """Numeric columns, the first features, relative to their means so far."""
     sums: list[Sums]
     categories: list[Column]
 
@@ -113,7 +114,7 @@ def gather(tables: Sequence[Rows], layout: Layout, schema: Schema, texts: Texts)
 
 
 def fit(tables: Sequence[Rows], layout: Layout, schema: Schema, texts: Texts) -> tuple[np.ndarray, Schema]:
-    """All features in their places, and the schema with its columns, made from training rows."""
+    """All features in their places, and the schema with its columns fitted to training rows."""
     x, shifted, sums, categories = gather(tables, layout, schema, texts)
     rows = tables[0]
     zero = np.array([column.mean for column in shifted])
@@ -155,7 +156,7 @@ def fit_label(rows: Rows, layout: Layout, schema: Schema) -> Schema:
 
 
 def _category(rows: Rows, name: str, layout: Layout, schema: Schema, least: int = 1) -> Column:
-    """A column of categories, with those that some client has in at least so many of its training rows."""
+    """A column of categories, with those that some client has in at least `least` of its training rows."""
     text = rows.texts[name]
     code, owner = (values[layout.in_train] for values in (text.code, rows.client.code))
     if least == 1:
@@ -172,38 +173,38 @@ def _category(rows: Rows, name: str, layout: Layout, schema: Schema, least: int 
 
 @dataclasses.dataclass(frozen=True)
 class Told:
-    """What a client of a deployed federation tells of its table."""
+    """What a client of a deployed federation shares about its table."""
 
     label: str
     task: Task
     impute: bool
     numbers: dict[str, Moments]
-    """Columns of numbers, and what their training rows have."""
+    """Numeric columns, with the moments of their training rows."""
     categories: dict[str, tuple[str, ...]]
-    """Columns of categories, and those that occur in training rows."""
+    """Columns of categories, with the categories that occur in training rows."""
     classes: tuple[str, ...] = ()
     """The labels that occur, in a classification."""
     quantity: Moments | None = None
-    """The same of the label as of a column of numbers, in a regression."""
+    """The moments of the label, in a regression."""
     most_classes: int = MOST_CATEGORIES
-    """How many classes the client lets the label have."""
+    """The largest number of classes that the client accepts."""
 
 
 class Moments(NamedTuple):
-    """Numbers, summed up."""
+    """A summary of numbers."""
 
     values: float
-    """How many there are."""
+    """How many numbers there are."""
     mean: float
     spread: float
     """The mean of their squared distances from the mean."""
 
     @classmethod
     def of(cls, values: np.ndarray, least: int = 1, zero: float = 0.0) -> Moments:
-        """Of numbers, counted from `zero`, NaN where one is missing.
+        """The moments of numbers, measured from `zero`, with NaN for missing ones.
 
-        Of fewer than `least` numbers, or of equal ones, nothing is told; of fewer than `least` different ones
-        only a digit, lest it show how many rows have which.
+        Nothing is revealed of fewer than `least` numbers, or of equal ones. Of fewer than `least` different
+        numbers only one digit is revealed, so that it does not show how many rows have each value.
 
         >>> Moments.of(np.array([1.0, 2.0, 4.0])).mean, Moments.of(np.array([1.0, 2.0, 4.0]), least=5).values
         (2.3333333333333335, 0)
@@ -224,8 +225,8 @@ class Moments(NamedTuple):
 
 
 def tell(tables: Sequence[Rows], layout: Layout, schema: Schema, texts: Texts, least: int) -> Told:
-    """What the only client of a table tells of it; of a text that fewer than `least` training rows have,
-    nothing."""
+    """What the only client of a table shares about it; texts that occur in fewer than `least` training rows
+    are not revealed."""
     x, numbers, _, categorical = gather(tables, layout, schema, texts)
     rows, n = tables[0], int(layout.n_train[0])
     names = [column.name for column in categorical]
@@ -256,10 +257,10 @@ def tell(tables: Sequence[Rows], layout: Layout, schema: Schema, texts: Texts, l
 def _refuse_rare(
     what: str, column: Coded, told: Sequence[str], layout: Layout, least: int, cure: str
 ) -> None:
-    """Raises an error for texts most of which are rare, such as names: they may say who somebody is."""
-    often = np.array([*(name in set(told) for name in column.names), True])  # the last for a missing one
+    """Raises an error if most texts are rare, such as names: they may identify people."""
+    often = np.array([*(name in set(told) for name in column.names), True])  # the last is for missing ones
     if least > 1 and often[column.code[layout.in_train]].mean() < 0.5:
         raise InputError(
-            f"{what} has {len(column.names):,} different texts, and most rows have one that fewer than "
-            f"{least} rows have: it may identify people. Please {cure}, or have it told with --min-count 1."
+            f"{what} has {len(column.names):,} different texts, and most rows have one that occurs in fewer "
+            f"than {least} rows: it may identify people. Please {cure}, or reveal it with --min-count 1."
         )

@@ -1,4 +1,4 @@
-"""How texts stand for numbers: units, thousands, decimal commas, dates and times of day."""
+"""How text represents numbers: units, thousands separators, decimal commas, dates and times of day."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import numpy as np
 import polars as pl
 
 NEARLY_ALL = 0.9
-"""The share of a column's values that must have a form for the others to be taken for mistakes."""
+"""The share of a column's values that must have a form for the others to count as mistakes."""
 PERIODS = {"year": 365.2425, "week": 7.0, "day": 1.0}
 """Cycles of dates, in days."""
 LONGEST = 20 * 365.2425
-"""Days over which neither seasons nor weekdays are looked at: dates of birth, for example, have none."""
+"""In dates that span more days, such as dates of birth, seasons and weekdays are ignored."""
 
 _UNIT = r"[\p{L}%‰°$€£¥][\p{L}\p{N}%‰°/²³^*.\- ]{0,11}"
 _NUMBER = (
@@ -31,7 +31,7 @@ _DATES = {
     "dmy": r"^(\d{1,2})[-/.](\d{1,2})[-/.](\d{4}|\d{2})",
     "mdy": r"^(\d{1,2})[-/](\d{1,2})[-/](\d{4}|\d{2})",
 }
-"""Orders of year, month and day. Dots are only written between day, month and year."""
+"""Orders of year, month and day. Dots only occur in the order day, month, year."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,18 +45,18 @@ class Form:
     """
 
     unit: str = ""
-    """What stands before or behind the numbers, such as $ or mmHg."""
+    """The unit before or after the numbers, such as $ or mmHg."""
     decimal: str = ""
-    """The decimal point, or comma, of numbers that may have thousands apart (1,234.5); nothing for numbers as
-    programs write them."""
+    """The decimal point, or comma, of numbers that may have thousands separators (1,234.5); empty for numbers
+    as programs write them."""
     date: str = ""
-    """The order of a date, `ymd`, `dmy` or `mdy`; `time` for a time of day; nothing for other numbers."""
+    """The order of a date, `ymd`, `dmy` or `mdy`; `time` for a time of day; empty for other numbers."""
     part: str = ""
-    """Of a date, `sine` or `cosine` of its place in the `year`, `week` or `day`, such as `week sine`; the
-    number of days since 1970 if not given. A time of day is in hours."""
+    """For a date, `sine` or `cosine` of its position in the `year`, `week` or `day`, such as `week sine`; the
+    number of days since 1970 if empty. A time of day is in hours."""
 
     def read(self, texts: pl.Series) -> pl.Series:
-        """The texts as numbers; null where one is not of this form."""
+        """The texts as numbers; null for those that do not have this form."""
         texts = texts.cast(pl.String).str.strip_chars()
         if self == PLAIN:
             return texts.cast(pl.Float64, strict=False)
@@ -67,7 +67,7 @@ class Form:
         return self._numbers(texts)
 
     def of_days(self, days: pl.Series) -> pl.Series:
-        """The number that dates become, which are given in days."""
+        """The numbers that dates become; the dates are given in days."""
         if not self.part:
             return days
         period, function = self.part.split()
@@ -97,7 +97,7 @@ class Found(NamedTuple):
     odd: np.ndarray
     """Which texts do not have the form."""
     ambiguous: bool = False
-    """Whether dates have their day first as well as their month."""
+    """Whether dates could have either the day or the month first."""
     bare: int = 0
     """How many values lack the unit that the others have."""
 
@@ -105,7 +105,7 @@ class Found(NamedTuple):
 def find(texts: pl.Series, count: np.ndarray, decimal: str | None = None) -> Found | None:
     """The form that nearly all values have, if there is one; each text occurs `count` times.
 
-    The decimal sign is what most values call for, unless it is given.
+    Unless the decimal sign is given, it is the one that fits most values.
 
     >>> found = find(pl.Series(["12,5 %", "13,5 %", "9 %"]), np.ones(3))
     >>> found.form.unit, found.form.decimal, found.values.tolist()
@@ -140,7 +140,7 @@ def find(texts: pl.Series, count: np.ndarray, decimal: str | None = None) -> Fou
 
 
 def cycles(days: np.ndarray) -> list[str]:
-    """The parts of dates that can matter besides their order: sine and cosine of each cycle that they cover.
+    """The parts of dates that can matter besides their order: sine and cosine of each cycle they cover.
 
     >>> cycles(np.arange(30.0)), cycles(np.array([0.0, 0.5, 1.25])), cycles(np.array([-9000.0, 12000.0]))
     (['week sine', 'week cosine'], ['day sine', 'day cosine'], [])
@@ -153,7 +153,7 @@ def cycles(days: np.ndarray) -> list[str]:
 
 
 def plain_unit(unit: str) -> str:
-    """A unit without what makes no difference: capitals, blanks, the s of a plural."""
+    """A unit without irrelevant differences: capitals, blanks, a plural s."""
     return _plain_unit(pl.Series([unit]))[0]
 
 
@@ -175,7 +175,7 @@ def _number_parts(texts: pl.Series) -> pl.DataFrame:
 
 
 def _commonest_unit(texts: pl.Series, count: np.ndarray) -> str:
-    """The unit that most values have, as it is written most often."""
+    """The unit that most values have, in its most frequent spelling."""
     parts = _number_parts(texts.str.strip_chars()).with_columns(count=pl.Series(count))
     there = parts.filter(
         pl.col("digits").is_not_null() & pl.col("unit").is_not_null() & (pl.col("unit") != "")
@@ -189,11 +189,11 @@ def _commonest_unit(texts: pl.Series, count: np.ndarray) -> str:
 
 
 def _days(texts: pl.Series, order: str) -> pl.Series:
-    """Dates, perhaps with a time of day, as days since 1970; null for other texts, and for no day."""
+    """Dates, possibly with a time of day, as days since 1970; null for other texts and impossible dates."""
     pattern = f"{_DATES[order]}(?:(?:T|,?\\s+){_CLOCK}{_ZONE})?$"
     found = texts.str.extract_groups(pattern).struct.unnest().get_columns()
     year, month, day = (found[order.index(what)] for what in "ymd")
-    # Of two digits, 69 to 99 are of the last century, as in POSIX.
+    # Two-digit years from 69 to 99 are in the last century, as in POSIX.
     short, late = year.str.len_chars() == 2, year.cast(pl.Int32, strict=False) >= 69
     century = pl.when(late).then(pl.lit("19")).otherwise(pl.lit("20"))
     whole = pl.select(pl.when(short).then(pl.concat_str(century, pl.lit(year))).otherwise(pl.lit(year)))
@@ -205,7 +205,7 @@ def _days(texts: pl.Series, order: str) -> pl.Series:
 
 
 def _clock(texts: pl.Series, pattern: str, first: int) -> pl.Series:
-    """Times of day as fractions of a day, from four groups of a pattern; null where there is none."""
+    """Times of day as fractions of a day, from four groups of a pattern; null if there is no time."""
     groups = texts.str.extract_groups(pattern).struct.unnest().get_columns()[first - 1 : first + 3]
     hour, minute, second = (group.cast(pl.Float64, strict=False) for group in groups[:3])
     half = groups[3].str.to_lowercase()

@@ -1,4 +1,4 @@
-"""Tables in memory: frames of polars or pandas, and whatever else maps names to columns."""
+"""Tables in memory: polars or pandas frames, and anything else that maps names to columns."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pfedme.errors import InputError
 
 
 class Held:
-    """A frame, equal to another that has the same content."""
+    """A frame that compares equal to another with the same content."""
 
     def __init__(self, frame: pl.DataFrame) -> None:
         self.frame = frame
@@ -31,7 +31,7 @@ class Held:
 
 
 def as_frame(rows: Any, what: str = "The rows") -> pl.DataFrame:
-    """A polars frame of whatever maps names to columns; `what` is what an error calls it.
+    """A polars frame of anything that maps names to columns; error messages call it `what`.
 
     >>> as_frame({"age": [3, None]}).shape
     (2, 1)
@@ -41,7 +41,7 @@ def as_frame(rows: Any, what: str = "The rows") -> pl.DataFrame:
     if isinstance(rows, pl.LazyFrame):
         return rows.collect()
     try:
-        if hasattr(rows, "isna"):  # pandas, which is no dependency
+        if hasattr(rows, "isna"):  # pandas, which is not a dependency
             rows = {
                 str(name): [
                     None if gone else value for value, gone in zip(rows[name], rows[name].isna(), strict=True)
@@ -50,4 +50,4 @@ def as_frame(rows: Any, what: str = "The rows") -> pl.DataFrame:
             }
         return pl.DataFrame(rows, strict=False)
     except (TypeError, ValueError, pl.exceptions.PolarsError) as error:
-        raise InputError(f"{what} are no frame: {str(error).splitlines()[0]}") from None
+        raise InputError(f"{what} are not a frame: {str(error).splitlines()[0]}") from None

@@ -1,4 +1,4 @@
-"""Rows to predict with values that the model was not trained on: how they are encoded, and counted."""
+"""Rows to predict that have values the model was not trained on: how they are encoded and counted."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pfedme.data.schema import Schema, coded, listed
 
 @dataclasses.dataclass
 class Gaps:
-    """How many rows lack a value, or have a category that no training row has, by column.
+    """Number of rows that lack a value, or have a category that no training row has, by column.
 
     >>> from pfedme.data.schema import Column
     >>> columns = (Column("age", "number", 50.0, 10.0), Column("sex", "category", categories=("f", "m")))
@@ -38,13 +38,13 @@ the training rows' mean; a new category in 'sex' (1 row, such as 'x'), taken as 
     unseen: Counter[str] = dataclasses.field(default_factory=Counter)
     """Rows with a category that no training row has, by column."""
     examples: dict[str, str] = dataclasses.field(default_factory=dict)
-    """Such a category of each column."""
+    """An example of such a category, by column."""
 
     def encode(
         self, schema: Schema, frame: pl.DataFrame | np.ndarray, where: str, first_row: int = 1
     ) -> np.ndarray:
-        """The rows as `Schema.encode` has them; a missing number is the mean, a category that is missing or
-        not known has no feature."""
+        """The rows as `Schema.encode` encodes them; a missing number becomes the mean, and a category that is
+        missing or unknown becomes zeros."""
         filling = dataclasses.replace(schema, impute=True)
         x = filling.encode(frame, where, first_row=first_row, fitting=True)
         affected = np.zeros(len(x), bool)
@@ -56,7 +56,7 @@ the training rows' mean; a new category in 'sex' (1 row, such as 'x'), taken as 
                     assert isinstance(frame, pl.DataFrame)
                     self._count_categories(column.name, frame[column.name].filter(pl.Series(gone)))
             else:
-                # Where training rows were imputed, a number may be missing.
+                # If training rows were imputed, a number may be missing.
                 gone = np.asarray(np.isnan(own).any(axis=1) & (not schema.impute))
                 self.numbers[column.name] += int(gone.sum())
             affected |= gone
@@ -66,7 +66,7 @@ the training rows' mean; a new category in 'sex' (1 row, such as 'x'), taken as 
         return x
 
     def _count_categories(self, name: str, values: pl.Series) -> None:
-        """Counts values that became no feature: missing ones, and categories that are not known."""
+        """Counts values that became zeros: missing ones, and unknown categories."""
         code, names = coded(values)
         unseen = int((code >= 0).sum())
         self.unseen[name] += unseen
@@ -75,7 +75,7 @@ the training rows' mean; a new category in 'sex' (1 row, such as 'x'), taken as 
             self.examples.setdefault(name, names[code[code >= 0][0]])
 
     def sentence(self, where: str) -> str:
-        """What was found in the rows `where`; empty if nothing was."""
+        """A sentence about what was found in the rows `where`; empty if nothing was found."""
 
         def told(counts: Counter[str]) -> list[str]:
             return [

@@ -1,4 +1,4 @@
-"""Numbers that look random and depend on nothing but what they are made from."""
+"""Numbers that look random but depend only on what they are computed from."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BLOCK = 2**20
 
 
 def mix(z: np.ndarray) -> np.ndarray:
-    """The numbers, uint64, scrambled in place: the output function of SplitMix64, a bijection."""
+    """The uint64 numbers, scrambled in place by the output function of SplitMix64, a bijection."""
     z ^= z >> np.uint64(30)
     z *= np.uint64(0xBF58476D1CE4E5B9)
     z ^= z >> np.uint64(27)
@@ -26,7 +26,7 @@ def mix(z: np.ndarray) -> np.ndarray:
 
 
 def draws(seed: int, ids: np.ndarray, place: np.ndarray) -> np.ndarray:
-    """A random uint64 for each row, addressed by the seed, its client's id and its place there.
+    """A random uint64 for each row, determined by the seed, its client's id and its index in the client.
 
     >>> draws(0, np.array([7, 7]), np.array([0, 1])) == draws(0, np.array([1, 7]), np.array([3, 1]))
     array([False,  True])
@@ -36,9 +36,9 @@ def draws(seed: int, ids: np.ndarray, place: np.ndarray) -> np.ndarray:
 
 
 def ids_of_names(names: Sequence[str]) -> np.ndarray:
-    """An id for each of different names, uint32, that hardly ever depends on the others.
+    """A uint32 id for each of several distinct names, which hardly ever depends on the other names.
 
-    It is the name's CRC-32. Where two names share one, the later in the list takes the next free number.
+    It is the name's CRC-32. If two names share one, the later in the list takes the next free number.
 
     >>> ids_of_names(["north", "south"])[1] == ids_of_names(["south"])[0]
     np.True_
@@ -57,20 +57,20 @@ def ids_of_names(names: Sequence[str]) -> np.ndarray:
 
 
 def hash_rows(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """A uint64 for each row of features and its label; equal rows have equal ones, and others hardly ever."""
+    """A uint64 for each row of features and its label: equal for equal rows, hardly ever for others."""
     flat = x.reshape(len(x), -1)
     salt = mix(np.arange(1, flat.shape[1] + 1, dtype=np.uint64) * np.uint64(GOLDEN))
     out = mix(y.astype(np.float64).view(np.uint64) + np.uint64(GOLDEN))
     step = max(1, BLOCK // max(1, flat.shape[1]))
     for at in range(0, len(flat), step):
-        # Adding zero makes −0 and 0 one.
+        # Adding zero turns −0 into 0.
         bits = (flat[at : at + step].astype(np.float32) + np.float32(0)).view(np.uint32).astype(np.uint64)
         out[at : at + step] += mix(bits + salt).sum(axis=1, dtype=np.uint64)
     return mix(out)
 
 
 def fingerprint(paths: Sequence[Path]) -> str:
-    """A name for the content of files: SHA-256 over their names and every byte of them."""
+    """A name for the content of files: SHA-256 over their names and bytes."""
     total = hashlib.sha256()
     for path in paths:
         stat = path.stat()
@@ -81,6 +81,6 @@ def fingerprint(paths: Sequence[Path]) -> str:
 
 @lru_cache(maxsize=4096)
 def _content(path: Path, _size: int, _changed: int, _inode: int) -> bytes:
-    """The hash of a file's bytes, kept for as long as the file stays as it is."""
+    """The hash of a file's bytes, cached until the file changes."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").digest()

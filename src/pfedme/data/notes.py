@@ -1,7 +1,7 @@
-"""What looks wrong in a table that can be read: identifiers, copies of the label, values far outside, ...
+"""What looks wrong in a readable table: identifiers, copies of the label, outliers, ...
 
-Every check looks at distinct texts, at the extremes of a column or at a sample of rows first, so that large
-plain tables cost next to nothing.
+Every check first looks at distinct texts, at the extremes of a column or at a sample of rows, so that large
+clean tables cost next to nothing.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from pfedme.data.rows import Rows
 from pfedme.data.schema import Column, Schema, is_number, listed, shortest
 
 SAMPLE = 2_000
-"""Rows that a column is judged by before all are looked at."""
+"""Size of the sample that a column is judged by before all rows are examined."""
 FEW_ROWS = 20
-"""Rows of a table below which different values mean nothing."""
+"""In tables with fewer rows, distinct values mean nothing."""
 NEARLY_ALL_DIFFERENT = 0.95
-"""The share of different values from which on a column is taken for an identifier."""
+"""The least share of distinct values for which a column is taken for an identifier."""
 FAR = 20.0
-"""How many robust standard deviations a value far outside is from the median at least,"""
+"""The least distance of an outlier from the median, in robust standard deviations,"""
 GAP = 10.0
-"""and how many times as far as all others."""
+"""and as a multiple of that of all other values."""
 MOST_OUTSIDE = 3
-"""How many different values of a column can be far outside."""
+"""The largest number of distinct outliers in a column."""
 
 
 def notes(federation: Federation, rows: Rows) -> list[str]:
@@ -47,12 +47,12 @@ def notes(federation: Federation, rows: Rows) -> list[str]:
         *_identifiers(federation, schema, rows, varying),
         *_outside(federation, schema, varying, ends),
         *_look_alikes(federation, schema, rows),
-        *(f"Column '{name}' is the same in every row, and of no use." for name in constant),
+        *(f"Column '{name}' is the same in every row, and therefore useless." for name in constant),
     ]
 
 
 def _extremes(x: np.ndarray, places: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """The least and the largest value of some features."""
+    """The smallest and the largest value of some features."""
     if not places:
         return np.zeros(0), np.zeros(0)
     step = max(1, 2**20 // x.shape[1])
@@ -72,7 +72,7 @@ def _values(federation: Federation, schema: Schema, column: Column) -> np.ndarra
 
 
 def _raw(column: Column, value: float) -> str:
-    """A standardised value as it was, but for rounding in single precision."""
+    """A standardised value in its original units, up to single-precision rounding."""
     digits = 4 - int(np.floor(np.log10(column.scale)))
     return f"{round(column.mean + column.scale * float(value), digits) + 0.0:,.6g}"
 
@@ -82,7 +82,7 @@ def _drop(name: str) -> str:
 
 
 def _copies(federation: Federation, schema: Schema, constant: Sequence[str]) -> Iterator[str]:
-    """Notes on columns from which the label follows, and which follow from the label."""
+    """Notes on columns that determine the label and are determined by it."""
     f = federation
     some = _some(len(f.y))
     for column in schema.columns:
@@ -97,25 +97,25 @@ def _copies(federation: Federation, schema: Schema, constant: Sequence[str]) -> 
             same = same and _one_to_one(f.x[:, at : at + column.features], f.y)
         if same:
             yield (
-                f"Column '{column.name}' tells the label '{schema.label}' exactly, as a copy of it does; if "
+                f"Column '{column.name}' determines the label '{schema.label}' exactly, as a copy would; if "
                 f"it is not known beforehand, leave it out with {_drop(column.name)}."
             )
 
 
 def _some(n: int) -> np.ndarray:
-    """A sample of so many rows, spread evenly."""
+    """A sample of n rows, evenly spaced."""
     return np.unique(np.linspace(0, n - 1, min(n, SAMPLE)).astype(np.int64))
 
 
 def _proportional(x: np.ndarray, y: np.ndarray) -> bool:
-    """Whether numbers are a linear function of others, but for rounding."""
+    """Whether x is a linear function of y, up to rounding."""
     x, y = (v - v.mean(dtype=np.float64) for v in (x, y))
     size = float(np.sqrt((x @ x) * (y @ y)))
     return len(x) > 2 and size > 0 and abs(float(x @ y)) > (1 - 1e-9) * size
 
 
 def _one_to_one(x: np.ndarray, y: np.ndarray) -> bool:
-    """Whether values, each a number or one-hot, and labels belong to each other one to one."""
+    """Whether values, each a number or one-hot, correspond to the labels one to one."""
     value = x[:, 0] if x.shape[1] == 1 else np.where(x.any(axis=1), x.argmax(axis=1), -1)
     different, code = np.unique(value, return_inverse=True)
     labels, own = np.unique(y, return_inverse=True)
@@ -127,7 +127,7 @@ def _one_to_one(x: np.ndarray, y: np.ndarray) -> bool:
 def _identifiers(
     federation: Federation, schema: Schema, rows: Rows, numbers: Sequence[Column]
 ) -> Iterator[str]:
-    """Notes on columns whose values are all different, or nearly so."""
+    """Notes on columns whose values are all distinct, or nearly so."""
     f, n = federation, len(federation.y)
     if n < FEW_ROWS:
         return
@@ -142,20 +142,20 @@ def _identifiers(
         span = float(different[-1] - different[0]) * column.scale + 1
         if len(different) == n and abs(span - n) < 0.5:
             yield (
-                f"Column '{column.name}' counts the rows from {_raw(column, different[0])} to "
-                f"{_raw(column, different[-1])}, as an index does; leave it out with {_drop(column.name)}."
+                f"Column '{column.name}' numbers the rows from {_raw(column, different[0])} to "
+                f"{_raw(column, different[-1])}, like an index; leave it out with {_drop(column.name)}."
             )
         elif len(different) == n and (_is_called_id(column.name) or _never_meet(sample, column, n)):
             yield (
-                f"Column '{column.name}' has {len(different):,} different whole numbers in {n:,} rows, as an "
-                f"identifier has; if it is one, leave it out with {_drop(column.name)}."
+                f"Column '{column.name}' has {len(different):,} different whole numbers in {n:,} rows, like "
+                f"an identifier; if it is one, leave it out with {_drop(column.name)}."
             )
     for name, texts in rows.texts.items():
         column = next((c for c in schema.columns if c.name == name), None)
         if column is not None and column.kind == "category" and len(texts.names) >= NEARLY_ALL_DIFFERENT * n:
             yield (
-                f"Column '{name}' has {len(texts.names):,} different texts in {n:,} rows, as an identifier "
-                f"has; leave it out with {_drop(name)}."
+                f"Column '{name}' has {len(texts.names):,} different texts in {n:,} rows, like an "
+                f"identifier; leave it out with {_drop(name)}."
             )
 
 
@@ -172,8 +172,8 @@ def _is_called_id(name: str) -> bool:
 
 
 def _never_meet(sample: np.ndarray, column: Column, n: int) -> bool:
-    """Whether some of n whole numbers should be equal if they were measured: if five equal pairs are to be
-    expected of numbers that are spread as those of a sample."""
+    """Whether some of n whole numbers should be equal if they were measurements: whether at least five equal
+    pairs are expected among numbers with the spread of the sample."""
     low, high = np.quantile(sample, [0.25, 0.75])
     width = 2 * float(high - low) * column.scale
     return n**2 / 2 > 5 * width
@@ -185,14 +185,14 @@ def _outside(
     numbers: Sequence[Column],
     ends: dict[str, tuple[float, float]],
 ) -> Iterator[str]:
-    """Notes on values that are far from all others."""
+    """Notes on outliers."""
     some = _some(len(federation.y))
     for column in numbers:
         value = _values(federation, schema, column)
         sample = value[some].astype(np.float64)
         middle = float(np.median(sample))
         away = np.abs(sample - middle)
-        # Where more than half of the values are alike, the others tell what is usual.
+        # If more than half of the values are equal, the others show what is usual.
         usual = 1.4826 * float(np.median(away) or np.median(away[away > 0] if away.any() else [0.0]))
         low, high = ends[column.name]
         if not usual or max(high - middle, middle - low) < FAR * usual:
@@ -207,12 +207,12 @@ def _outside(
             yield (
                 f"Column '{column.name}' is {values} in {n:,} row{'s' if n > 1 else ''}, far from the rest, "
                 f"which is {low} to {high}; if it is a mistake or stands for a missing value, correct it or "
-                "give --na."
+                "use --na."
             )
 
 
 def _look_alikes(federation: Federation, schema: Schema, rows: Rows) -> Iterator[str]:
-    """Notes on names that may be meant to be the same: clients, labels, categories."""
+    """Notes on names that may be intended to be the same: clients, labels, categories."""
     named: dict[str, Sequence[str]] = {f"Column '{rows.client_column}', the client,": federation.names or ()}
     named[f"The label '{schema.label}'"] = schema.labels
     named |= {f"Column '{c.name}'": c.categories for c in schema.columns if c.kind == "category"}
@@ -222,11 +222,11 @@ def _look_alikes(federation: Federation, schema: Schema, rows: Rows) -> Iterator
             groups[_plain(name)].append(name)
         if alike := [group for group in groups.values() if len(group) > 1]:
             pairs = "; ".join(" and ".join(f"'{name}'" for name in group[:3]) for group in alike[:3])
-            yield f"{what} has {pairs}, which are told apart; if they mean the same, write them alike."
+            yield f"{what} has {pairs}, which count as different; if they mean the same, write them alike."
 
 
 def _plain(name: str) -> str:
-    """A name without capitals, blanks, and zeros before a number.
+    """A name without capitals, blanks and leading zeros.
 
     >>> _plain("007") == _plain("7"), _plain("New  York") == _plain("new-york"), _plain("a") == _plain("b")
     (True, True, False)

@@ -1,4 +1,4 @@
-"""Files of tables, opened with their columns known and their rows still to be read, all or in pieces."""
+"""Opening the files of tables: the columns are known, and the rows are read later, at once or in pieces."""
 
 from __future__ import annotations
 
@@ -22,36 +22,36 @@ from pfedme.errors import InputError
 T = TypeVar("T")
 
 SUFFIXES = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".parquet", ".xlsx", ".npz")
-"""How the names of tables end."""
+"""File name extensions of tables."""
 NULLS = ("", "NA", "N/A", "n/a", "NaN", "nan", "null", "NULL", "<NA>", "#N/A")
 """Texts that count as missing values."""
 PIECE = 2**22
-"""Numbers in a piece, about."""
+"""Approximate number of values in a piece."""
 
 HEAD = 1_000
 """The first rows."""
 
 Types = dict[str, pl.DataType]
-"""Columns and what they hold, or what they are to be read as."""
+"""Columns and their types, or the types to read them as."""
 
 
 class Reading(NamedTuple):
-    """What there is to know about how files are to be read."""
+    """How to read files."""
 
     na: tuple[str, ...] = ()
-    """Further words that count as missing values."""
+    """Additional words that count as missing values."""
     decimal: str | None = None
-    """The decimal sign of texts; None if it is still to be found out."""
+    """The decimal sign of texts; None if it is still to be detected."""
     sheet: str | None = None
-    """Of an Excel file; the first if not given."""
+    """Sheet of an Excel file; the first if not given."""
 
 
 PLAINLY = Reading()
-"""Nothing is known."""
+"""The defaults."""
 
 
 class SchemaChanged(Exception):
-    """A column turned out to hold something else than its first rows."""
+    """A column turned out to contain something other than its first rows."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,28 +62,28 @@ class Part:
     types: Types
     """Its columns, in order."""
     frame: Callable[[Types], pl.DataFrame]
-    """Some of the columns, read as the types that are given."""
+    """Some of the columns, read as the given types."""
     pieces: Callable[[Types], Iterator[pl.DataFrame | np.ndarray]]
-    """The same, a group of rows after the other."""
+    """The same, one group of rows after another."""
     head: Callable[[Types], pl.DataFrame | np.ndarray]
-    """The same, of the first rows alone."""
+    """The same, for the first rows only."""
     shape: tuple[int, ...] = ()
-    """Of the image that a row is; () if it is none."""
+    """The shape of an image, if rows are images; else ()."""
     nulls: frozenset[str] = frozenset()
-    """Texts that would count as missing values, had the file not been opened to be read quickly."""
+    """Texts that should count as missing values but do not, because the file was opened for quick reading."""
     decimal: str | None = None
-    """The decimal sign of numbers, where it is known."""
+    """The decimal sign of numbers, if known."""
     notes: tuple[str, ...] = ()
     """What a reader should know about how the file was read."""
 
     @property
     def where(self) -> str:
-        """What messages call the file."""
+        """The name of the file in messages."""
         return shown(self.path)
 
     @property
     def stem(self) -> str:
-        """The file's name without the ending that tells its format."""
+        """The file's name without the extension that shows its format."""
         endings = (s for s in SUFFIXES if self.path.name.lower().endswith(s))
         return self.path.name[: len(self.path.name) - len(max(endings, key=len, default=""))]
 
@@ -98,7 +98,7 @@ def lazy_part(
     decimal: str | None = None,
     notes: tuple[str, ...] = (),
 ) -> Part:
-    """A file that polars can scan; `explain` turns the reason of a failure into an error."""
+    """A file that polars can scan; `explain` turns the reason for a failure into an error."""
 
     def frame(types: Types) -> pl.DataFrame:
         with explained(explain):
@@ -118,14 +118,14 @@ def lazy_part(
 
 @contextlib.contextmanager
 def explained(explain: Callable[[str], InputError]) -> Iterator[None]:
-    """Turns what polars says about a file that it cannot read into an error of ours."""
+    """Turns errors of polars about an unreadable file into our own."""
     try:
         with _silent_panics():
             yield
     except (pl.exceptions.PolarsError, OSError) as error:
         raise explain(short(str(error).strip().partition("\n")[0])) from None
     except BaseException as error:
-        # What polars calls a panic is no Exception.
+        # A panic of polars is not an Exception.
         if type(error).__name__ != "PanicException":
             raise
         raise explain(short(str(error).partition("\n")[0])) from None
@@ -133,7 +133,7 @@ def explained(explain: Callable[[str], InputError]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _silent_panics() -> Iterator[None]:
-    """Keeps what polars prints on standard error when a damaged file makes it panic, and throws that away."""
+    """Discards what polars prints on standard error when a damaged file makes it panic."""
     sys.stderr.flush()
     there = os.dup(2)
     panicked = False
@@ -162,13 +162,13 @@ def open_parts(
 ) -> list[Part]:
     """The file, or the files of a folder by name.
 
-    `used` are the columns that matter, None for all. `whole` looks at all rows of a CSV file to tell what a
-    column holds, rather than at the first. `quick` does without words for missing values if the first rows
-    have none: whoever finds one of `Part.nulls` among texts must open the file again.
+    `used` are the columns that matter, None for all. `whole` looks at all rows of a CSV file, rather than
+    the first, to detect the type of a column. `quick` ignores words for missing values if the first rows have
+    none: a caller that finds one of `Part.nulls` among texts must open the file again.
     """
     files = files_of(path)
     if reading.sheet is not None and (other := [f for f in files if f.suffix.lower() != ".xlsx"]):
-        raise InputError(f"--sheet is for Excel files, and {shown(other[0])} is none; leave it out.")
+        raise InputError(f"--sheet is for Excel files, and {shown(other[0])} is not one; leave it out.")
     return [_open(file, used, whole, quick, reading) for file in files]
 
 
@@ -180,7 +180,7 @@ def files_of(path: Path) -> list[Path]:
         return [path]
     files = sorted(f for f in path.iterdir() if f.is_file() and is_table(f) and f.name[0] != ".")
     if not files:
-        raise InputError(f"The folder {shown(path)} holds no table; its files must end in {_endings()}.")
+        raise InputError(f"The folder {shown(path)} contains no table; file names must end in {_endings()}.")
     return files
 
 
@@ -195,7 +195,7 @@ def _open(path: Path, used: Sequence[str] | None, whole: bool, quick: bool, read
     except OSError as error:
         raise InputError(f"{shown(path)} cannot be read: {error.strerror}.") from None
     if not is_table(path):
-        raise InputError(f"{shown(path)} is of no known format; the name of a table ends in {_endings()}.")
+        raise InputError(f"{shown(path)} has an unknown format; the name of a table ends in {_endings()}.")
     if path.suffix.lower() == ".npz":
         return open_arrays(path)
     if path.suffix.lower() == ".parquet":
@@ -209,7 +209,7 @@ def open_parquet(path: Path, reading: Reading) -> Part:
     """A Parquet file."""
 
     def explain(reason: str) -> InputError:
-        return InputError(f"{shown(path)} is not a whole Parquet file ({reason}); copy or write it again.")
+        return InputError(f"{shown(path)} is not a complete Parquet file ({reason}); copy or write it again.")
 
     with explained(explain):
         types = dict(pl.scan_parquet(path, glob=False).collect_schema())
@@ -217,7 +217,7 @@ def open_parquet(path: Path, reading: Reading) -> Part:
 
 
 def open_frame(name: str, frame: pl.DataFrame, reading: Reading) -> Part:
-    """A frame in memory, which messages call by a name."""
+    """A frame in memory, with the name that messages use for it."""
 
     def explain(reason: str) -> InputError:
         return InputError(f"{name} cannot be read ({reason}).")
@@ -233,7 +233,7 @@ def typed_part(
     explain: Callable[[str], InputError],
     nulls: tuple[str, ...] = (),
 ) -> Part:
-    """A table whose columns have types of their own; texts among `nulls` count as missing."""
+    """A table whose columns already have types; texts among `nulls` count as missing."""
     words = (*nulls, *reading.na)
 
     def scan(wanted: Types) -> pl.LazyFrame:
@@ -254,7 +254,7 @@ def read_as(name: str, kind: pl.DataType, own: pl.DataType | None = None) -> pl.
 
 
 def without_blank_end(frame: pl.DataFrame) -> pl.DataFrame:
-    """The rows but for empty lines at the end of a file."""
+    """The rows without empty lines at the end of a file."""
     if not frame.height or any(value is not None for value in frame.row(-1)):
         return frame
     filled = frame.select(pl.any_horizontal(pl.all().is_not_null())).to_series()
@@ -262,7 +262,7 @@ def without_blank_end(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def on_all_cores(work: Callable[[T], None], items: Iterable[T]) -> None:
-    """Work on each item, on so many at a time as there are cores, and few of them waiting."""
+    """Runs `work` on each item, on all cores, with few items waiting."""
     n = os.cpu_count() or 1
     with ThreadPoolExecutor(n) as pool:
         begun = deque[Future[None]]()
@@ -275,24 +275,24 @@ def on_all_cores(work: Callable[[T], None], items: Iterable[T]) -> None:
 
 
 def is_table(path: Path) -> bool:
-    """Whether the name is that of a file that can be read here."""
+    """Whether the name is that of a table that can be read."""
     return path.name.lower().endswith(SUFFIXES)
 
 
 def shown(path: Path) -> str:
-    """A path as messages call it: from the working folder, if it is below it."""
+    """A path as messages show it: relative to the working folder, if it is below it."""
     with contextlib.suppress(ValueError, OSError):
         return str(path.relative_to(Path.cwd()))
     return str(path)
 
 
 def rows_of_a_piece(width: int) -> int:
-    """How many rows of so many numbers are read at once."""
+    """How many rows of `width` numbers are read at once."""
     return max(1, min(2**17, PIECE // max(1, width)))
 
 
 def short(text: str) -> str:
-    """A text in one line that is not too long for a message."""
+    """A text on one line, shortened for a message."""
     text = " ".join(text.split())
     return text if len(text) <= 80 else text[:77] + "..."
 

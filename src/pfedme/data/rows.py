@@ -1,4 +1,4 @@
-"""The rows of a table, read once: whose they are, their labels and texts as a whole, numbers in pieces."""
+"""The rows of a table, read once: clients, labels and texts as a whole, numbers in pieces."""
 
 from __future__ import annotations
 
@@ -33,24 +33,24 @@ from pfedme.errors import InputError, Problems
 
 
 class Piece(NamedTuple):
-    """Some rows of a file that follow each other."""
+    """Some consecutive rows of a file."""
 
     start: int
-    """Place of the first among all rows."""
+    """Index of the first among all rows."""
     place: Place
-    """The file that they are in, and their numbers there."""
+    """The file that contains them, and their row numbers in it."""
     numbers: np.ndarray
-    """float32, a column for each column of numbers; NaN where one is missing."""
+    """float32, one column for each numeric column; NaN for missing values."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """The rows of all files of a table, one file after the other."""
+    """The rows of all files of a table, one file after another."""
 
     path: Path
     parts: list[Part]
     heights: list[int]
-    """How many rows each file has, but for those that are left out."""
+    """Number of rows in each file, without those that are left out."""
     client_column: str | None
     client: Coded
     label: pl.Series
@@ -58,13 +58,13 @@ class Rows:
     whole: bool
     """Whether the label was written in whole numbers."""
     texts: dict[str, Coded]
-    """Columns of features that were read as texts."""
+    """Feature columns that were read as text."""
     standard: Schema
-    """The columns of features that were read as numbers, and what became of them."""
+    """The feature columns that were read as numbers, and how."""
     blocks: list[Iterable[np.ndarray]]
     """These numbers, by file; see `Piece`."""
     kept: list[np.ndarray | None]
-    """Which rows of each file are not left out; None if all are there."""
+    """Which rows of each file are kept; None if all are."""
     problems: list[InputError]
     """What is wrong with clients, labels and numbers."""
     notes: list[str]
@@ -72,28 +72,28 @@ class Rows:
 
     @property
     def numbers(self) -> list[str]:
-        """Columns of features that were read as numbers."""
+        """Feature columns that were read as numbers."""
         return [column.name for column in self.standard.columns]
 
     @property
     def where(self) -> str:
-        """What messages call the table."""
+        """The name of the table in messages."""
         return shown(self.path)
 
     @cached_property
     def starts(self) -> list[int]:
-        """Place of each file's first row."""
+        """Index of each file's first row."""
         return [0, *itertools.accumulate(self.heights)][:-1]
 
     def at(self, row: int) -> str:
-        """`row 17 of patients.csv`, for the place of a row."""
-        # Of files without rows, the last has the same start.
+        """`row 17 of patients.csv`, for the index of a row."""
+        # An empty file has the same start as the next one, so take the last.
         file = bisect.bisect_right(self.starts, row) - 1
         return self.places[file].at(row - self.starts[file])
 
     @cached_property
     def places(self) -> list[Place]:
-        """What messages call the rows of each file."""
+        """The place of each file's rows, for messages."""
         kept = [None if own is None else np.flatnonzero(own) + 1 for own in self.kept]
         return [Place(part.where, numbers=own) for part, own in zip(self.parts, kept, strict=True)]
 
@@ -104,12 +104,12 @@ class Rows:
 
     @cached_property
     def plan(self) -> Schema:
-        """How the columns of features were read, for another table that is to be read alike."""
+        """How the feature columns were read, so that another table can be read in the same way."""
         texts = tuple(Column(name, "category") for name in self.texts)
         return dataclasses.replace(self.standard, columns=(*self.standard.columns, *texts))
 
     def pieces(self) -> Iterator[Piece]:
-        """All rows, once: numbers that have been told are let go of."""
+        """All rows, once: numbers are released after they have been returned."""
         for k, blocks in enumerate(self.blocks):
             kept, done, read = self.kept[k], 0, 0
             height = self.heights[k] if kept is None else len(kept)
@@ -132,7 +132,7 @@ class Rows:
                 done += len(own)
 
     def missing(self, columns: Sequence[str]) -> InputError | None:
-        """The error for values that are not there, counted by column; None if all are."""
+        """The error for missing values, counted by column; None if there are none."""
         counts: dict[str, int] = {}
         example = ""
         for name in columns:
@@ -153,7 +153,7 @@ class Rows:
         told = listed([f"{n:,} in '{name}'" for name, n in counts.items()], quote=False)
         drop = shlex.quote(",".join(counts))
         return InputError(
-            f"Values are missing in {self.where}: {told}{example}. Give --impute mean to fill them in, or "
+            f"Values are missing in {self.where}: {told}{example}. Use --impute mean to fill them in, or "
             f"leave the columns out with --drop {drop}."
         )
 
@@ -169,8 +169,8 @@ def read_rows(
     *,
     drop_missing_labels: bool = False,
 ) -> Rows:
-    """The table's rows, with their columns read as a schema says, if one is known; all of them the `sole`
-    client's, if there is one. Rows without a label may be left out."""
+    """The table's rows, with columns read according to a schema, if one is known. If `sole` is given, all
+    rows belong to that client. Rows without a label may be left out."""
     named = [*([client] if client else []), label]
     kinds, problems, notes = dict[str, str](), Problems(), [note for part in parts for note in part.notes]
     for name in [*named, *columns]:
@@ -243,7 +243,7 @@ def read_rows(
 def _with_labels(
     frames: Sequence[pl.DataFrame], label: str, parts: Sequence[Part], notes: list[str]
 ) -> tuple[list[pl.DataFrame], list[np.ndarray | None]]:
-    """The rows of each file that have a label, and which they are; None if all have one."""
+    """The rows of each file that have a label, and which rows these are; None if all have one."""
     with_label, kept = list[pl.DataFrame](), list[np.ndarray | None]()
     for frame, part in zip(frames, parts, strict=True):
         own = frame[label]
@@ -255,7 +255,7 @@ def _with_labels(
         if gone := int((~there).sum()):
             rows = "1 row has" if gone == 1 else f"{gone:,} rows have"
             left = "is left out" if gone == 1 else "are left out"
-            notes.append(f"Of {part.where}, {rows} no '{label}' and {left}.")
+            notes.append(f"In {part.where}, {rows} no '{label}' and {left}.")
         with_label.append(frame.filter(there) if gone else frame)
         kept.append(there.to_numpy() if gone else None)
     if not any(frame.height for frame in with_label) and any(frame.height for frame in frames):
@@ -264,13 +264,13 @@ def _with_labels(
 
 
 def near(name: str, values: np.ndarray) -> Column:
-    """A column of numbers that are counted from these, lest float32 lose what makes them different."""
+    """A numeric column measured from these values, so that float32 does not lose their differences."""
     finite = values[np.isfinite(values)]
     return Column(name, "number", float(np.median(finite)) if len(finite) else 0.0)
 
 
 def _near_first(part: Part, numbers: Sequence[str]) -> list[Column]:
-    """The columns of numbers, counted from those in a file's first rows."""
+    """The numeric columns, measured from the values in a file's first rows."""
     head, place = part.head({name: pl.Float64() for name in numbers}), Place(part.where)
     columns = head.T if isinstance(head, np.ndarray) else [as_numbers(head[n], place) for n in numbers]
     form = Form(decimal=",") if part.decimal == "," else PLAIN
@@ -287,7 +287,7 @@ def _read(
     def encode(row: int, content: pl.DataFrame | np.ndarray) -> np.ndarray:
         return standard.encode(content, part.where, first_row=row, fitting=True)
 
-    if part.path.suffix.lower() == ".npz":  # and so in memory already
+    if part.path.suffix.lower() == ".npz":  # already in memory
         return part.frame(types), itertools.starmap(encode, _counted(part.pieces(every)))
     told, kept = [pl.DataFrame(schema=types)], dict[int, np.ndarray]()
     wrong = dict[int, InputError]()
@@ -322,13 +322,13 @@ def _counted(
 
 
 def _let_go(blocks: dict[int, np.ndarray]) -> Iterator[np.ndarray]:
-    """The blocks by their numbers, none of which is kept."""
+    """The blocks in the order of their numbers, each released after use."""
     for k in sorted(blocks):
         yield blocks.pop(k)
 
 
 def _kind(parts: Sequence[Part], name: str, *, is_feature: bool) -> str:
-    """Whether a column is read as numbers or as text, which it is in all files if it is in one."""
+    """Whether a column is read as numbers or as text; if it is text in one file, it is text in all."""
     kinds = set()
     for part in parts:
         if name not in part.types:
@@ -339,7 +339,7 @@ def _kind(parts: Sequence[Part], name: str, *, is_feature: bool) -> str:
         if not (kind.is_numeric() or is_category(kind) or kind == pl.Null or time):
             cure = f", or leave the column out with --drop {shlex.quote(name)}" if is_feature else ""
             raise InputError(
-                f"Column '{name}' of {part.where} holds {in_words(kind)}; make numbers or texts of it{cure}."
+                f"Column '{name}' of {part.where} holds {in_words(kind)}; turn it into numbers or text{cure}."
             )
         kinds.add("number" if kind.is_numeric() else "text")
     return "number" if kinds == {"number"} else "text"

@@ -1,9 +1,9 @@
 """Columns of a table, and how its rows become numbers.
 
-A number becomes (value − mean)/scale, a category one feature for each value that it takes, 1 where it takes
-it, a date some numbers. Means, scales and categories come from what each client can tell about its training
-rows without showing one of them: how many there are, their sums, the sums of their squares, and the
-categories that occur.
+A number becomes (value − mean)/scale. A category becomes one feature for each of its values, which is 1 in
+rows with that value. A date becomes several numbers. Means, scales and categories come from what each client
+can share about its training rows without revealing any of them: their number, their sums, the sums of their
+squares, and the categories that occur.
 """
 
 from __future__ import annotations
@@ -23,39 +23,39 @@ Kind = Literal["number", "category"]
 Task = Literal["classification", "regression"]
 
 MISSING = "missing"
-"""The category of missing values, where they are imputed."""
+"""The category of missing values, if they are imputed."""
 SHOWN = 5
-"""How many names a message lists at most."""
+"""The largest number of names that a message lists."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-    """A column of features."""
+    """A feature column."""
 
     name: str
     kind: Kind
     mean: float = 0.0
-    """Of a number, over all clients' training rows."""
+    """Mean of a number over all clients' training rows."""
     scale: float = 1.0
-    """Its standard deviation there; 1 for a column that is constant."""
+    """Standard deviation of a number over all clients' training rows; 1 for a constant column."""
     categories: tuple[str, ...] = ()
-    """Of a category, sorted; one feature each."""
+    """The values of a category, sorted; one feature each."""
     near: float | None = None
-    """Of a number, what it is counted from in double precision before single precision has to do, lest that
-    lose what makes large numbers different; the mean if not given."""
+    """For a number, the value that is subtracted in double precision before conversion to single precision,
+    which could not tell large numbers apart; the mean if not given."""
     of: str = ""
-    """The column of the table that it is made of, where that has another name: several are made of a date."""
+    """The source column in the table, if its name differs: a date becomes several columns."""
     form: Form = PLAIN
-    """How its texts are written, if they are numbers or dates."""
+    """The form of its texts, if they are numbers or dates."""
 
     @property
     def source(self) -> str:
-        """The column of the table that it is made of."""
+        """The column of the table that this one is made from."""
         return self.of or self.name
 
     @property
     def zero(self) -> float:
-        """What a number is counted from."""
+        """The value that numbers are measured from."""
         return self.mean if self.near is None else self.near
 
     @property
@@ -65,12 +65,12 @@ class Column:
 
 
 class MissingValues(InputError):
-    """Values that are not there, in a table whose missing values are not imputed."""
+    """Missing values in a table without imputation."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Schema:
-    """Which columns of a table are what, complete enough to encode other rows in the same way.
+    """The meaning of a table's columns, complete enough to encode other rows in the same way.
 
     >>> schema = Schema(
     ...     columns=(Column("age", "number", 50.0, 10.0), Column("sex", "category", categories=("f", "m"))),
@@ -86,19 +86,19 @@ class Schema:
     columns: tuple[Column, ...]
     label: str
     client: str | None
-    """The client column; None where each client has a file of its own."""
+    """The client column; None if each client has its own file."""
     task: Task
     labels: tuple[str, ...] = ()
     """The classes as text, sorted; by value if all are numbers."""
     label_mean: float = 0.0
-    """Of a regression, whose y is (value − label_mean)/label_scale."""
+    """For a regression, whose y is (value − label_mean)/label_scale."""
     label_scale: float = 1.0
     label_form: Form = PLAIN
-    """How the texts of a quantity are written."""
+    """The form of a quantity's texts."""
     impute: bool = False
-    """Whether a missing number becomes the mean, and a missing category one of its own."""
+    """Whether a missing number becomes the mean, and a missing category a separate category."""
     na: tuple[str, ...] = ()
-    """Further words, or numbers, that count as missing values."""
+    """Additional words, or numbers, that count as missing values."""
 
     @property
     def features(self) -> int:
@@ -112,7 +112,7 @@ class Schema:
 
     @cached_property
     def sources(self) -> tuple[str, ...]:
-        """The columns of a table that features are made of."""
+        """The columns of a table that features are made from."""
         return tuple(dict.fromkeys(column.source for column in self.columns))
 
     @cached_property
@@ -124,10 +124,10 @@ class Schema:
     def encode(
         self, frame: pl.DataFrame | np.ndarray, where: str, *, first_row: int = 1, fitting: bool = False
     ) -> np.ndarray:
-        """The rows of a frame as numbers, float32, rows × features; or those of an array of number columns.
+        """The rows of a frame, or of an array of numeric columns, as float32 numbers, rows × features.
 
-        `where` is what an error calls the frame, and `first_row` the number of its first row. While a schema
-        is `fitting`, numbers to impute stay NaN, and a category that it does not know gets no feature.
+        `where` is the name of the frame in error messages, and `first_row` the number of its first row. While
+        a schema is `fitting`, numbers to impute stay NaN, and unknown categories become zeros.
         """
         place = Place(where, first_row)
         if isinstance(frame, np.ndarray):
@@ -141,7 +141,7 @@ class Schema:
         out = np.zeros((len(frame), self.features), np.float32)
         with np.errstate(over="ignore", invalid="ignore"):
             for column in self.numbers:
-                # Column by column and in float64, so that little of a large number is lost or copied.
+                # Column by column and in float64, so that little precision is lost and little is copied.
                 out[:, self.starts[column.name]] = values[column.name] - column.zero
             self.standardise(out)
         if not np.isfinite(out).all():
@@ -152,10 +152,10 @@ class Schema:
         return out
 
     def standardise(self, counted: np.ndarray) -> None:
-        """Turns features whose numbers are counted from `Column.zero` into standardised ones, in place."""
+        """Standardises features whose numbers are measured from `Column.zero`, in place."""
         shift, size = self._shift_and_size
         if shift.any() or (size != 1).any():
-            # All features at once, because they lie next to each other: 0 and 1 leave categories as they are.
+            # All features at once, because they are contiguous: 0 and 1 leave categories unchanged.
             counted -= shift
             counted /= size
 
@@ -168,7 +168,7 @@ class Schema:
         return shift, size
 
     def _mend(self, out: np.ndarray, values: dict[str, np.ndarray], place: Place, fitting: bool) -> None:
-        """Imputes missing numbers, or raises an error for them, and for infinite ones."""
+        """Imputes missing numbers or raises an error for them; raises an error for infinite ones."""
         for column in self.numbers:
             z, value = out[:, self.starts[column.name]], values[column.name]
             missing = np.isnan(value)
@@ -178,21 +178,21 @@ class Schema:
                 row = first(infinite)
                 raise InputError(
                     f"Column '{column.name}' of {place.at(row)} is {value[row]}, which no model can use; "
-                    "correct it, or leave it empty and give --impute mean."
+                    "correct it, or leave it empty and use --impute mean."
                 )
             z[missing] = np.nan if fitting else 0
 
     def _flat(self, rows: np.ndarray, where: str) -> np.ndarray:
-        """Rows or images as rows of numbers, once they are known to have all columns."""
+        """Rows or images as rows of numbers, after a check that they have all columns."""
         if dates := [column.source for column in self.columns if column.form.date]:
             raise InputError(f"The rows of {where} must be a frame, because '{dates[0]}' is a date.")
         width = int(np.prod(rows.shape[1:]))
         if width != self.features:
-            raise InputError(f"The rows of {where} have {width} numbers, and should have {self.features}.")
+            raise InputError(f"The rows of {where} have {width} numbers, but should have {self.features}.")
         return rows.reshape(len(rows), width)
 
     def require(self, names: Sequence[str], where: str) -> None:
-        """Raises an error if a column of features is not among `names`."""
+        """Raises an error if a feature column is not among `names`."""
         if lacking := [name for name in self.sources if name not in names]:
             raise InputError(
                 f"{where} has no column {listed(lacking)}; its columns are {listed(names, quote=False)}."
@@ -201,15 +201,15 @@ class Schema:
     def _mark_series(
         self, out: np.ndarray, column: Column, series: pl.Series, place: Place, fitting: bool
     ) -> None:
-        """`mark` for values that are still to be told apart."""
+        """`mark` for values that are not coded yet."""
         if not (is_category(series.dtype) or series.dtype.is_integer() or series.dtype == pl.Null):
             raise InputError(
-                f"Column '{column.name}' of {place.where} holds {in_words(series.dtype)}, and should hold "
+                f"Column '{column.name}' of {place.where} holds {in_words(series.dtype)}, but should hold "
                 f"categories such as {listed(column.categories)}."
             )
         own = coded(series)
         if series.dtype == pl.Boolean:
-            # The truth of a table that had its types is true, and may have been True in one that was text.
+            # A boolean is "true" in a typed table, but may have been "True" in a text file.
             names = {name.lower(): name for name in column.categories}
             own = Coded(own.code, tuple(names.get(name, name) for name in own.names))
         self.mark(out, column, own, place, fitting=fitting)
@@ -284,15 +284,15 @@ class Place(NamedTuple):
     where: str
     first_row: int = 1
     numbers: np.ndarray | None = None
-    """The rows' own numbers, where some were left out."""
+    """The numbers of the rows, if some were left out."""
 
     def at(self, row: int) -> str:
-        """`row 17 of patients.csv`, for a place among the rows."""
+        """`row 17 of patients.csv`, for an index among the rows."""
         number = self.first_row + row if self.numbers is None else self.numbers[row]
         return f"row {number} of {self.where}"
 
     def missing(self, column: str, row: int) -> MissingValues:
-        """The error for a value that is not there."""
+        """The error for a missing value."""
         return MissingValues(
             f"Column '{column}' of {self.at(row)} is empty; fill it, leave the row out, or train with "
             "--impute mean."
@@ -300,20 +300,20 @@ class Place(NamedTuple):
 
 
 class Coded(NamedTuple):
-    """Texts as numbers."""
+    """Texts coded as integers."""
 
     code: np.ndarray
-    """Which of the names each value is, int32; −1 where one is missing."""
+    """The index of each value among the names, int32; −1 for missing values."""
     names: tuple[str, ...]
     """The distinct texts, sorted."""
 
     def mapped(self, to: Sequence[int], missing: int = -1) -> np.ndarray:
-        """`to` of each value's code, int32; `missing` where there is none."""
+        """`to` of each value's code, int32; `missing` for missing values."""
         return np.array([*to, missing], np.int32)[self.code]
 
 
 def coded(series: pl.Series) -> Coded:
-    """The values as texts without blanks around them; a text of nothing but blanks is missing.
+    """The values as texts without surrounding blanks; a text of only blanks is missing.
 
     >>> coded(pl.Series(["b", None, " a", "a"]))
     Coded(code=array([ 1, -1,  0,  0], dtype=int32), names=('a', 'b'))
@@ -322,7 +322,7 @@ def coded(series: pl.Series) -> Coded:
     physical = kept.to_physical()
     size = int(np.asarray(physical.max() or 0)) + 1
     value = physical.fill_null(size).to_numpy()
-    # The place of each one's last occurrence: polars takes longer to tell them apart.
+    # The index of each value's last occurrence; finding distinct values with polars takes longer.
     last = np.full(size + 1, -1)
     last[value] = np.arange(len(value))
     distinct = np.flatnonzero(last[:size] >= 0)
@@ -337,7 +337,7 @@ def coded(series: pl.Series) -> Coded:
 
 
 def first(mask: np.ndarray) -> int:
-    """The first place where something holds."""
+    """The first index where the mask is true."""
     return int(np.argmax(mask))
 
 
@@ -350,7 +350,7 @@ def is_number(text: str) -> bool:
 
 
 def listed(names: Sequence[str], *, quote: bool = True) -> str:
-    """The first names, and how many there are more.
+    """The first names, and the number of further ones.
 
     >>> listed(["a", "b", "c"]), listed(list("abcdefgh"), quote=False)
     ("'a', 'b', 'c'", 'a, b, c, d, e and 3 more')
@@ -360,13 +360,13 @@ def listed(names: Sequence[str], *, quote: bool = True) -> str:
 
 
 def shortest(number: str) -> str:
-    """The shortest text of a number that is given as text."""
+    """The shortest way to write a number that is given as text."""
     value = float(number)
     return str(int(value)) if value.is_integer() else repr(value)
 
 
 def as_numbers(series: pl.Series, place: Place, form: Form = PLAIN) -> np.ndarray:
-    """The values as float64, read in a form, NaN where one is missing."""
+    """The values as float64, read in a form; NaN for missing values."""
     dtype = series.dtype
     if form.date and dtype.is_temporal():
         series = timeless(series)
@@ -377,15 +377,15 @@ def as_numbers(series: pl.Series, place: Place, form: Form = PLAIN) -> np.ndarra
             row = first(wrong)
             what = "time" if form.date == "time" else "date" if form.date else "number"
             raise InputError(
-                f"Column '{series.name}' of {place.at(row)} is '{series[row]}', which is no {what}; correct "
-                "it, or leave it empty and train with --impute mean."
+                f"Column '{series.name}' of {place.at(row)} is '{series[row]}', which is not a {what}; "
+                "correct it, or leave it empty and train with --impute mean."
             )
     elif dtype == pl.Null or (dtype.is_numeric() and not form.date):
         number = series.cast(pl.Float64)
     else:
         wanted = "dates or times" if form.date else "numbers"
         raise InputError(
-            f"Column '{series.name}' of {place.where} holds {in_words(dtype)}, and should hold {wanted}."
+            f"Column '{series.name}' of {place.where} holds {in_words(dtype)}, but should hold {wanted}."
         )
     return number.to_numpy()
 
@@ -398,7 +398,7 @@ def timeless(series: pl.Series) -> pl.Series:
 
 
 def blanked(name: str, dtype: pl.DataType, words: Sequence[str]) -> pl.Expr:
-    """A column whose values are missing where they are one of some words, or numbers."""
+    """A column in which some words, or numbers, become missing values."""
     column = pl.col(name)
     if dtype.is_numeric():
         gone = column.is_in([float(word) for word in words if is_number(word)])

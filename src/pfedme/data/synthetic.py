@@ -32,7 +32,7 @@ class Synthetic:
     clients: Count = 100
     """N."""
     rows: Index = 0
-    """Rows of each client; 0 for the paper's power law."""
+    """Number of rows per client; 0 for the paper's power law."""
     iid: bool = False
     """One true model and one feature distribution for all."""
     features: Count = 60
@@ -70,7 +70,8 @@ class Synthetic:
             x[at : at + g * size] = rows.reshape(-1, d)
             y[at : at + g * size] = np.argmax(rows @ W + b[:, None, :], axis=-1).ravel()
             at += g * size
-        # Rows of a client are independent and alike: taking the first ones to train on is a random split.
+        # A client's rows are independent and identically distributed, so training on the first ones is a
+        # random split.
         return Federation.split(counts, x, y, classes=c, train=self.train)
 
     def _draws(self) -> tuple[np.ndarray, Callable[..., np.ndarray]]:
@@ -78,8 +79,8 @@ class Synthetic:
         if self.rows:
             rng = np.random.default_rng(self.seed)
             return np.full(self.clients, self.rows), partial(rng.standard_normal, dtype=np.float32)
-        # NumPy's legacy generator and this order of draws are the released code's: the same seed gives
-        # the paper's own clients, whose few largest decide much of the accuracy over all rows.
+        # NumPy's legacy generator and the order of the draws are those of the released code: the same seed
+        # gives the paper's clients, whose few largest largely determine the accuracy over all rows.
         legacy = np.random.RandomState(self.seed)
         counts = (legacy.lognormal(4, 2, self.clients).astype(int) + 50) * 5
         return counts, legacy.standard_normal

@@ -1,5 +1,5 @@
-"""Tables of the user's own: a file with a column that names the client, a folder with a file for each client,
-or a frame in memory."""
+"""The user's tables: a file with a column that names the client, a folder with a file for each client, or a
+frame in memory."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ OPTIONS = {
     "test": "--test", "impute": "--impute", "drop_missing_labels": "--drop-missing-labels", "na": "--na",
     "decimal": "--decimal", "sheet": "--sheet", "train": "--train", "seed": "--split-seed",
 }  # fmt: skip
-"""The fields of a table that are options of the command line."""
+"""The fields of a table that are command line options."""
 FRAME, TEST_FRAME = "the frame", "the test frame"
-"""What messages call tables in memory."""
+"""Names of tables in memory, for messages."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Table:
-    """A table of the user's own: CSV, TSV, Parquet, Excel or NPZ, or a folder of such files; or, in Python, a
-    frame of polars or pandas.
+    """A user's table: a CSV, TSV, Parquet, Excel or NPZ file, a folder of such files, or, in Python, a polars
+    or pandas frame.
 
     >>> import polars as pl
     >>> rows = pl.DataFrame({"who": ["a", "b"] * 4, "age": range(8), "ill": ["yes", "no", "no", "yes"] * 2})
@@ -58,21 +58,21 @@ class Table:
     label: str | None = None
     """Column to predict."""
     features: tuple[str, ...] = ()
-    """Columns to predict from, joined by commas; all others if not given."""
+    """Columns to predict from, separated by commas; all others if not given."""
     drop: tuple[str, ...] = ()
-    """Columns to leave out, joined by commas."""
+    """Columns to leave out, separated by commas."""
     task: Literal["classification", "regression"] | None = None
     """Whether the label is a class or a quantity; if not given, it is a quantity if it has fractions and more
-    than 20 values."""
+    than 20 distinct values."""
     test: str | None = None
     """A table of test rows; without it, each client's rows are split."""
     impute: Literal["mean"] | None = None
-    """mean: a missing number becomes the mean, and a missing category a category of its own; if not given,
-    missing values are refused."""
+    """mean: a missing number becomes the mean, and a missing category a separate category; if not given,
+    missing values are an error."""
     drop_missing_labels: bool = False
-    """Leave out rows without a label, which are refused otherwise."""
+    """Leave out rows without a label, which are otherwise an error."""
     na: tuple[str, ...] = ()
-    """Further words, or numbers, that count as missing values, joined by commas."""
+    """Additional words, or numbers, that count as missing values, separated by commas."""
     decimal: Literal[".", ","] | None = None
     """Decimal sign of numbers in text files; detected if not given."""
     sheet: str | None = None
@@ -82,9 +82,10 @@ class Table:
     seed: Seed = 0
     """Seed of that split."""
     owner: str = ""
-    """The client that all rows belong to, where it is one of several with tables of their own."""
+    """The client that all rows belong to, if each client has its own table."""
     fingerprint: str = ""
-    """Of the files' content: what makes sure that a run goes on with the data that it began with."""
+    """Fingerprint of the files' content, which ensures that a run is resumed with the data that it started
+    with."""
     frame: Any = dataclasses.field(default=None, metadata={"recorded": False})
     """In Python, the rows themselves in place of `path`."""
     test_frame: Any = dataclasses.field(default=None, metadata={"recorded": False})
@@ -94,7 +95,7 @@ class Table:
         for name, path in (("frame", self.path), ("test_frame", self.test)):
             value = getattr(self, name)
             if value is not None and path:
-                raise InputError(f"A table has a file or a {name}, not both; leave out one of them.")
+                raise InputError(f"A table has either a file or a {name}, not both; leave one of them out.")
             if value is not None and not isinstance(value, Held):
                 object.__setattr__(self, name, Held(as_frame(value, f"The rows of {name}")))
         if self.test_frame is not None and self.frame is None:
@@ -115,8 +116,8 @@ class Table:
         return words
 
     def pinned(self) -> Table:
-        """This table with its whole path and the fingerprint of its files, which must be the one that was
-        given, if one was."""
+        """This table with its full path and the fingerprint of its files; if a fingerprint was given, they
+        must match."""
         if self.frame is not None:
             now = hashlib.sha256(
                 repr((self.frame.sha256, self.test_frame and self.test_frame.sha256)).encode()
@@ -124,7 +125,7 @@ class Table:
             return dataclasses.replace(self, fingerprint=now.hexdigest())
         if not self.path:
             raise InputError(
-                "The rows of this run were a frame in Python and are not in any file; train again with it."
+                "The rows of this run were a frame in Python and are in no file; train again with that frame."
                 if self.fingerprint
                 else "A table needs a path, or in Python a frame."
             )
@@ -136,13 +137,13 @@ class Table:
             raise InputError(f"{error.filename} cannot be read: {error.strerror}.") from None
         if self.fingerprint not in ("", now):
             raise InputError(
-                f"The data of this run, {shown(Path(self.path))}, has changed since it began; put back what "
-                "it was, or start a new run."
+                f"The data of this run, {shown(Path(self.path))}, has changed since the run began; restore "
+                "it, or start a new run."
             )
         return dataclasses.replace(self, path=path, test=test, fingerprint=now)
 
     def load(self, schema: Schema | None = None) -> Federation:
-        """The federation, encoded as a schema says, or as one that is made from its training rows."""
+        """The federation, encoded by a schema; if none is given, it is fitted to the training rows."""
         try:
             return self._load(schema, whole=False)
         except SchemaChanged:
@@ -160,7 +161,7 @@ class Table:
             x, plan = fit(tables, layout, plan, texts)
             plan = fit_label(rows, layout, plan)
         else:
-            # An owner tells the categories of its training rows; its test rows may have others.
+            # An owner shares the categories of its training rows; its test rows may have others.
             x = layout.filled(tables, schema, strict=not self.owner)
         y = layout.placed(y or [table.labels(plan) for table in tables])
         federation = Federation(
@@ -172,8 +173,8 @@ class Table:
         return dataclasses.replace(federation, notes=(*dict.fromkeys([*notes(federation, rows), *said]),))
 
     def _understood(self, tables: Sequence[Rows]) -> tuple[Schema, Texts]:
-        """The schema as far as the label tells it, and what becomes of columns that were read as text; raises
-        one error for all that is wrong with the table."""
+        """The schema as far as the label determines it, and what becomes of columns that were read as text;
+        raises one error for everything that is wrong with the table."""
         rows, problems = tables[0], Problems()
         plan = Schema((), rows.label.name, rows.client_column, "classification", impute=bool(self.impute))
         if not rows.label.is_null().any():
@@ -191,7 +192,7 @@ class Table:
         return plan, texts
 
     def _refuse_problems(self, tables: Sequence[Rows], problems: Problems, columns: Sequence[str]) -> None:
-        """Raises one error for all problems, if there are any, and for values of columns that are missing."""
+        """Raises one error for all problems, if there are any, including missing values."""
         problems.found[:0] = [problem for table in tables for problem in table.problems]
         if problems.found and not self.impute and (missing := tables[0].missing(columns)):
             problems.found.append(missing)
@@ -206,8 +207,8 @@ class Table:
         return y, lay_out(tables, strata, self.train, self.seed)
 
     def tell(self, least: int = 1) -> Told:
-        """What the owner of all rows tells of them, so that a federation can agree on a schema; of a text
-        that fewer than `least` training rows have, nothing."""
+        """What the owner of all rows shares about them, so that a federation can agree on a schema; texts
+        that occur in fewer than `least` training rows are not revealed."""
         for whole in (False, True):
             try:
                 tables = self._read(None, whole=whole)
@@ -220,7 +221,7 @@ class Table:
         raise AssertionError
 
     def _read(self, schema: Schema | None, *, whole: bool) -> list[Rows]:
-        """The table, and the one of test rows if there is one."""
+        """The table, and the table of test rows if there is one."""
         reading = Reading(self.na, self.decimal, self.sheet)
         named = list(schema.sources) if schema else list(self.features)
         used = [*named, *filter(None, (self.client, self.label))] if named else None
@@ -244,7 +245,9 @@ class Table:
         test = self.test and Path(self.test)
         arrays = path.suffix.lower() == ".npz" and has_test(path)
         if test and arrays:
-            raise InputError(f"{shown(path)} has test rows of its own, x_test; leave out --test or them.")
+            raise InputError(
+                f"{shown(path)} already has test rows, x_test; leave out either --test or these rows."
+            )
         if arrays:
             tables.append(rows_of(path, [open_arrays(path, "_test")], known))
         elif self.test_frame is not None:
@@ -255,18 +258,18 @@ class Table:
             held = open_parts(test, names, whole=whole, quick=not whole, reading=reading)
             if client is None and not test.is_dir() and not self.owner:
                 raise InputError(
-                    f"--test {shown(test)} must be a folder with a file for each client, as --data is."
+                    f"--test {shown(test)} must be a folder with a file for each client, like --data."
                 )
             tables.append(rows_of(test, held, known))
         return tables
 
     def _client_and_label(self, path: Path, parts: Sequence[Part]) -> tuple[str | None, str]:
-        """The columns of the client, None if each file is a client's, and of the label."""
+        """The columns of the client (None if each file is one client) and of the label."""
         names, where = list(parts[0].types), parts[0].where
         arrays = parts[0].path.suffix.lower() == ".npz"
         if arrays and (self.features or self.drop):
             raise InputError(
-                f"{where} holds arrays, so that --features and --drop mean nothing; leave them out."
+                f"{where} contains arrays, which have no named columns; leave --features and --drop out."
             )
         client = self.client or ("client" if arrays and not path.is_dir() and not self.owner else None)
         label = self.label or ("y" if arrays else None)
@@ -274,13 +277,13 @@ class Table:
         with problems:
             if label is None:
                 raise InputError(
-                    f"What is to be predicted in {where}? Give --label, one of its columns {columns}."
+                    f"Which column of {where} is to be predicted? Give --label, one of its columns {columns}."
                 )
         with problems:
             if client is None and not path.is_dir() and not self.owner:
                 raise InputError(
-                    f"Whose are the rows of {where}? Give --client, one of its columns {columns}, or a "
-                    "folder with a file for each client."
+                    f"Which client does each row of {where} belong to? Give --client, one of its columns "
+                    f"{columns}, or a folder with a file for each client."
                 )
         for option, name in (("--client", client), ("--label", label)):
             if name is not None and name not in names:
@@ -295,7 +298,7 @@ class Table:
         return client, label
 
     def _columns(self, parts: Sequence[Part], client: str | None, label: str) -> list[str]:
-        """The columns of features."""
+        """The feature columns."""
         names, where, problems = list(parts[0].types), parts[0].where, Problems()
         anywhere = list(dict.fromkeys(name for part in parts for name in part.types))
         for option, name in [("--features", n) for n in self.features] + [("--drop", n) for n in self.drop]:
@@ -315,18 +318,18 @@ class Table:
                     has, lacks = (part, parts[0]) if odd in own else (parts[0], part)
                     problems.found.append(
                         InputError(
-                            f"{has.where} has a column '{odd}' and {lacks.where} has none; leave it out with "
-                            "--drop, or name the columns to use by --features."
+                            f"{has.where} has a column '{odd}' but {lacks.where} does not; leave it out with "
+                            "--drop, or name the columns to use with --features."
                         )
                     )
         problems.raise_any(where if len(parts) == 1 else shown(parts[0].path.parent))
         if not columns:
-            raise InputError(f"No column of {where} is left to predict '{label}' from.")
+            raise InputError(f"{where} has no column left to predict '{label}' from.")
         return columns
 
 
 def joined(names: Sequence[str]) -> str:
-    """Names as one text, `a,b`, with quotation marks around a name that has a comma in it."""
+    """Names as one text, `a,b`, with quotation marks around names that contain a comma."""
     text = io.StringIO()
     csv.writer(text, lineterminator="").writerow(names)
     return text.getvalue()

@@ -1,4 +1,4 @@
-"""Tables as text: CSV and TSV, plain or compressed by gzip, with a header."""
+"""Tables as text: CSV and TSV with a header, plain or compressed with gzip."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from pfedme.errors import InputError
 
 SEPARATORS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
 SAMPLE = 10_000
-"""Rows by which it is told at first what a column holds."""
+"""Number of rows that the type of a column is first detected from."""
 LOOKED_AT = 500
-"""Rows by which it is told whether numbers have decimal commas."""
+"""Number of rows that decimal commas are detected from."""
 DECIMAL_COMMA = r"[+-]?(\d+|\d{1,3}(\.\d{3})+)(,\d+)?"
 DECIMAL_POINT = r"[+-]?\d+\.(\d{1,2}|\d{4,})"
-"""A number whose point is no thousands separator."""
+"""A number whose point is not a thousands separator."""
 
 
 def open_text(
@@ -65,9 +65,9 @@ def open_text(
         return _explained(path, separator, len(names), reason)
 
     def scan(types: Types) -> pl.LazyFrame:
-        # To look for these words in every field takes polars as long as all else.
+        # Looking for these words in every field takes polars as long as everything else.
         nulls = None if quick else words
-        # Numbers are read as such, and all else as text, which alone polars checks to be UTF-8.
+        # Numbers are read as numbers and everything else as text; polars only checks text for valid UTF-8.
         every = {name: pl.Float64() if types.get(name) == pl.Float64 else pl.String() for name in names}
         table = pl.scan_csv(
             path, separator=separator, glob=False, null_values=nulls, schema=every, has_header=False,
@@ -93,8 +93,8 @@ def open_text(
 
 
 def _with_decimal_commas(start: str, separator: str, nulls: Sequence[str]) -> int | None:
-    """The first column of numbers with decimal commas, if no other has decimal points; none among columns
-    that are separated by commas, where they are rare enough to be found out later."""
+    """The first column of numbers with decimal commas, if no other column has decimal points. None if columns
+    are separated by commas, where decimal commas are rare enough to be detected later."""
     if separator == "," or "," not in start:
         return None
     # The last line may be cut off.
@@ -108,7 +108,7 @@ def _with_decimal_commas(start: str, separator: str, nulls: Sequence[str]) -> in
             if any(re.fullmatch(DECIMAL_POINT, value) for value in values):
                 return None
             commas = [value for value in fits if "," in value]
-            # 1,234 alone may mean a thousand and more, except where Excel makes columns of semicolons.
+            # 1,234 alone may mean more than a thousand, except in Excel's files with semicolons.
             plain = separator == ";" or not all(re.fullmatch(r".*,\d{3}", value) for value in commas)
             if found is None and commas and plain and len(fits) >= NEARLY_ALL * len(values):
                 found = k
@@ -123,22 +123,22 @@ def _has_null(start: str, separator: str, nulls: Sequence[str]) -> bool:
 
 
 def _header(path: Path, start: str) -> tuple[str, list[str]]:
-    """The separator and the columns' names, by the start of the file."""
+    """The separator and the column names, from the start of the file."""
     where = shown(path)
     first, second = _first_records(start)
     tabs = path.name.lower().removesuffix(".gz").endswith(".tsv")
     found = {s: _fields(first, s) for s in ("\t" if tabs else SEPARATORS)}
-    # The separator by which the line below has as many fields as the header; among those, the busiest.
+    # The separator with which the next line has as many fields as the header; the most frequent of these.
     separator = max(found, key=lambda s: (len(found[s]) == len(_fields(second, s)) > 1, len(found[s])))
     names = [name.strip() for name in found[separator]]
     if len(names) < 2:
         cure = "tabs, or its name end in .csv" if tabs else "commas, semicolons, tabs or |"
         raise InputError(
-            f"{where} has one column only, '{short(first)}'; its columns must be separated by {cure}."
+            f"{where} has only one column, '{short(first)}'; its columns must be separated by {cure}."
         )
     if all(map(is_number, names)):
         raise InputError(
-            f"{where} has no header, its first line is '{short(first)}'; put the columns' names there."
+            f"{where} has no header; its first line is '{short(first)}'. Put the column names there."
         )
     return separator, names
 
@@ -150,13 +150,13 @@ def _fields(record: str, separator: str) -> list[str]:
 
 
 def checked_names(names: Sequence[str], used: Sequence[str] | None, where: str) -> list[str]:
-    """The names, once those that matter are there, and there once; the others are made different."""
+    """The names, after a check that those that matter occur exactly once; the others are made distinct."""
     out = []
     for place, name in enumerate(names):
         if not name and used is None:
             raise InputError(
                 f"Column {place + 1} of {where} has no name, like an index that was saved with the table; "
-                "name it, or name the columns to use by --features."
+                "name it, or name the columns to use with --features."
             )
         if name and name in names[:place] and (used is None or name in used):
             raise InputError(f"{where} has two columns '{name}'; rename one of them.")
@@ -172,30 +172,30 @@ def _plain(path: Path) -> gzip.GzipFile | io.BufferedReader:
 
 
 def _start(path: Path) -> str:
-    """The first part of a file, once it is known to be text."""
+    """The start of a file, after a check that it is text."""
     where = shown(path)
     try:
         with _plain(path) as file:
             start = file.read(2**20)
     except (OSError, EOFError, zlib.error) as error:
-        raise InputError(f"{where} is damaged or cut off ({short(str(error))}); copy it again.") from None
+        raise InputError(f"{where} is damaged or truncated ({short(str(error))}); copy it again.") from None
     if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in start[:100]:
-        raise InputError(f"{where} is not UTF-8 text (perhaps UTF-16, or no text); save it as CSV in UTF-8.")
+        raise InputError(f"{where} is not UTF-8 text (perhaps UTF-16, or binary); save it as CSV in UTF-8.")
     try:
         text = codecs.getincrementaldecoder("utf-8-sig")().decode(start)
     except UnicodeDecodeError:
         raise _not_utf8(path) from None
     if not text.strip():
-        raise InputError(f"{where} is empty; its first line must be the columns' names.")
+        raise InputError(f"{where} is empty; its first line must contain the column names.")
     if "\n" not in text and "\r" in text:
         raise InputError(
-            f"The lines of {where} end in \\r alone, as on old Macs; save it with \\n line ends."
+            f"The lines of {where} end in \\r alone, as on old Macs; save it with \\n line endings."
         )
     return text
 
 
 def _first_records(start: str) -> tuple[str, str]:
-    """The header and the line below it, as they are."""
+    """The header and the line below it, unparsed."""
     records, lines = [], iter(start.split("\n"))
     for record in lines:
         while record.count('"') % 2 and (more := next(lines, None)) is not None:
@@ -212,19 +212,19 @@ def _explained(path: Path, separator: str, fields: int, reason: str) -> InputErr
     if "more fields" in reason:
         row, found = _ragged(path, separator, fields)
         return InputError(
-            f"Row {row} of {where} has {found} fields and the header {fields}; put quotation marks around "
-            f"a text that has a {SEPARATORS[separator]} in it."
+            f"Row {row} of {where} has {found} fields but the header has {fields}; put quotation marks "
+            f"around text that contains a {SEPARATORS[separator]}."
         )
     if "utf-8" in reason:
         return _not_utf8(path)
     if "gzip" in reason or "end of file" in reason or "deflate" in reason:
-        return InputError(f"{where} is damaged or cut off ({reason}); copy it again.")
-    return InputError(f"{where} cannot be read as CSV ({reason}); see that every quotation mark is closed.")
+        return InputError(f"{where} is damaged or truncated ({reason}); copy it again.")
+    return InputError(f"{where} cannot be read as CSV ({reason}); check that every quotation mark is closed.")
 
 
 def _not_utf8(path: Path) -> InputError:
-    """The error for a file that is not UTF-8, with the place where it is not."""
-    decoder, line, bad = codecs.getincrementaldecoder("utf-8")(), 1, "it is cut off"
+    """The error for a file that is not UTF-8, with the position of the invalid byte."""
+    decoder, line, bad = codecs.getincrementaldecoder("utf-8")(), 1, "it is truncated"
     with _plain(path) as file:
         while block := file.read(2**20):
             try:
@@ -234,13 +234,13 @@ def _not_utf8(path: Path) -> InputError:
                 bad = f"byte {error.object[error.start]:#x} in line {line}"
                 break
     return InputError(
-        f"{shown(path)} is not UTF-8 text ({bad}); save it as UTF-8, for example by "
+        f"{shown(path)} is not UTF-8 text ({bad}); save it as UTF-8, for example with "
         "'iconv -f latin1 -t utf-8'."
     )
 
 
 def _ragged(path: Path, separator: str, fields: int) -> tuple[int, int]:
-    """The first row with more fields than the header, and how many it has."""
+    """The first row with more fields than the header, and its number of fields."""
     raw = _plain(path)
     with io.TextIOWrapper(raw, "utf-8-sig", "replace", newline="") as text, contextlib.suppress(csv.Error):
         for row, record in enumerate(csv.reader(text, delimiter=separator)):

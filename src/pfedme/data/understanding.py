@@ -1,4 +1,4 @@
-"""What the texts of a table are: numbers in some form, dates, categories; and what a label is."""
+"""The meaning of a table's texts: numbers in some form, dates or categories; and the kind of its label."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from pfedme.data.schema import Coded, Column, Task, coded, first, shortest
 from pfedme.errors import InputError, Problems
 
 MOST_CATEGORIES = 1_000
-"""Of a column, and classes of a label."""
+"""The largest number of categories of a column, and of classes of a label."""
 MOST_CLASSES = 20
-"""Distinct values above which a label of numbers with fractions is taken for a quantity."""
+"""Number of distinct values above which a label with fractions is taken for a quantity."""
 
 Texts = dict[str, list[Column]]
 """What becomes of each column that was read as text; see `columns_of_text`."""
 
 
 def columns_of_text(rows: Rows, name: str) -> list[Column]:
-    """What becomes of a column that was read as text: numbers after all, a date, or categories, which are
-    still to be found."""
+    """What a column that was read as text becomes: numbers after all, a date, or categories, which are
+    determined later."""
     column = rows.texts[name]
     drop = f"leave the column out with --drop {shlex.quote(name)}"
     if not column.names:
@@ -36,13 +36,13 @@ def columns_of_text(rows: Rows, name: str) -> list[Column]:
         return _columns_of_form(rows, name, found, drop)
     if len(column.names) > MOST_CATEGORIES:
         raise InputError(
-            f"Column '{name}' of {rows.where} has {len(column.names):,} different texts, and categories may "
-            f"have {MOST_CATEGORIES:,}; {drop}."
+            f"Column '{name}' of {rows.where} has {len(column.names):,} different texts, but at most "
+            f"{MOST_CATEGORIES:,} categories are allowed; {drop}."
         )
     kinds = {part.types[name].is_numeric(): part.where for part in rows.parts}
     if len(kinds) == 2:
         rows.notes.append(
-            f"Column '{name}' holds numbers in {kinds[True]} and texts in {kinds[False]}, and so is read as "
+            f"Column '{name}' holds numbers in {kinds[True]} but text in {kinds[False]}, so it is read as "
             "categories."
         )
     return [Column(name, "category")]
@@ -54,12 +54,12 @@ def form_of(rows: Rows, column: Coded) -> Found | None:
     signs = {part.decimal for part in rows.parts}
     found = find(pl.Series(column.names, dtype=pl.String), count, signs.pop() if len(signs) == 1 else None)
     if found is not None and found.form.unit and found.odd.any() and len(column.names) <= MOST_CLASSES:
-        return None  # such as 1 child, 2 children, none
+        return None  # for example 1 child, 2 children, none
     return found
 
 
 def _columns_of_form(rows: Rows, name: str, found: Found, drop: str) -> list[Column]:
-    """The columns of numbers that texts of a form become; raises an error for those of another form."""
+    """The numeric columns that texts of a form become; raises an error for texts of another form."""
     column, form = rows.texts[name], found.form
     what = "times" if form.date == "time" else "dates" if form.date else "numbers"
     unit = f" with the unit '{form.unit}'" if form.unit else ""
@@ -69,8 +69,8 @@ def _columns_of_form(rows: Rows, name: str, found: Found, drop: str) -> list[Col
     if odd.any():
         row = first(np.append(odd, False)[column.code])
         raise InputError(
-            f"Column '{name}' of {rows.at(row)} is '{column.names[column.code[row]]}', and nearly all others "
-            f"are {what}{unit}; write it as they are, leave it empty and give --impute mean, or {drop}."
+            f"Column '{name}' of {rows.at(row)} is '{column.names[column.code[row]]}', but nearly all others "
+            f"are {what}{unit}; write it like them, leave it empty and use --impute mean, or {drop}."
         )
     example = column.names[first(~found.odd)]
     if found.ambiguous:
@@ -90,7 +90,7 @@ def _columns_of_form(rows: Rows, name: str, found: Found, drop: str) -> list[Col
 
 
 def _said_of_form(name: str, column: Coded, found: Found, parts: Sequence[str]) -> str:
-    """The note on what texts are read as."""
+    """The note on how texts are read."""
     form, example = found.form, max(column.names, key=len)
     value = float(found.values[column.names.index(example)])
     example = example.removesuffix(".000000")
@@ -99,24 +99,24 @@ def _said_of_form(name: str, column: Coded, found: Found, parts: Sequence[str]) 
     if form.date:
         order = {"ymd": "year, month, day", "dmy": "day, month, year", "mdy": "month, day, year"}[form.date]
         periods = list(dict.fromkeys(part.split()[0] for part in parts))
-        places = f" and their places in the {' and the '.join(periods)}" if periods else ""
+        places = f" and their positions in the {' and the '.join(periods)}" if periods else ""
         return f"Column '{name}' holds dates such as '{example}' ({order}), read as days since 1970{places}."
-    bare = f"; {found.bare:,} have no '{form.unit}' and are read as if they had" if found.bare else ""
+    bare = f"; {found.bare:,} have no '{form.unit}' and are read as if they did" if found.bare else ""
     return f"Column '{name}' holds numbers such as '{example}', read as {value:.10g}{bare}."
 
 
 class Target(NamedTuple):
-    """What a label is."""
+    """The kind of a label."""
 
     task: Task
     labels: tuple[str, ...] = ()
     """The classes of a classification."""
     form: Form = PLAIN
-    """How the texts of a quantity are written."""
+    """The form of a quantity's texts."""
 
 
 def understand_label(rows: Rows, wanted: Task | None, *, among_others: bool = False) -> Target:
-    """What the label is; of a client `among_others` one class will do."""
+    """The kind of the label; for a client `among_others`, one class is enough."""
     name, numeric = rows.label.name, rows.label.dtype.is_numeric()
     if numeric:
         value = rows.label.to_numpy()
@@ -137,8 +137,8 @@ def understand_label(rows: Rows, wanted: Task | None, *, among_others: bool = Fa
         if found is not None and found.odd.any():
             row = first(found.odd[texts.code])
             raise InputError(
-                f"The label '{name}' of {rows.at(row)} is '{distinct[texts.code[row]]}', which is no number; "
-                "correct it, or give --task classification."
+                f"The label '{name}' of {rows.at(row)} is '{distinct[texts.code[row]]}', which is not a "
+                "number; correct it, or give --task classification."
             )
         if found is not None and found.form != PLAIN and (wanted or (found.values % 1).any()):
             rows.notes.append(_said_of_form(name, texts, found, ()))
@@ -154,22 +154,22 @@ def understand_label(rows: Rows, wanted: Task | None, *, among_others: bool = Fa
         cure = "give --task regression if it is a quantity" if numeric else "choose another --label"
         raise InputError(
             f"The label '{name}' of {rows.where} has more than {MOST_CATEGORIES:,} different values, too "
-            f"many for classes; {cure}."
+            f"many classes; {cure}."
         )
     return Target("classification", tuple(distinct))
 
 
 def refuse_forms(columns: Iterable[Column], rows: Rows) -> None:
-    """Raises an error for texts that are numbers or dates only in the form of one client's rows: a federation
-    of several owners agrees on columns of plain numbers and categories."""
+    """Raises an error for texts that are numbers or dates in a form that is specific to one client: a
+    federation of several owners agrees on columns of plain numbers and categories."""
     problems = Problems()
     for column in columns:
         with problems:
             if column.form != PLAIN and not column.of:
                 what = "dates or times" if column.form.date else "numbers with units or separators"
                 raise InputError(
-                    f"Column '{column.name}' of {rows.where} holds {what}, on which clients with tables of "
-                    "their own cannot agree; write plain numbers (for a date, days), or leave the column out "
+                    f"Column '{column.name}' of {rows.where} holds {what}, which clients with their own "
+                    "tables cannot agree on; write plain numbers (for a date, days), or leave the column out "
                     f"with --drop {shlex.quote(column.name)}."
                 )
     problems.raise_any(rows.where)

@@ -1,8 +1,8 @@
-"""Agreement before training: columns, classes and scaling, from what clients tell of their tables.
+"""Agreement before training: columns, classes and scaling, from what clients share about their tables.
 
-A client tells how many training rows it has, the mean and the spread of their numbers, and which categories
-and classes occur. It shows no row; of test rows only the classes are told. What it tells is not believed
-without a look: what is impossible, or beyond what the others tell, is left out.
+A client shares the number of its training rows, the mean and the spread of their numbers, and the categories
+and classes that occur. It reveals no row, and of test rows only the classes. Its statements are checked:
+those that are impossible, or far beyond those of the others, are left out.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from pfedme.deploy.policy import LONGEST_TEXT
 from pfedme.errors import InputError
 
 MOST_ROWS = 10**9
-"""More rows than this nobody has; weights of rows are added as floats."""
+"""The largest number of rows that a client may claim; row weights are added as floats."""
 LARGEST = 1e15
 """The largest mean or standard deviation that a column may have."""
 MOST_COLUMNS = 100_000
 FEW_TEXTS = 20
-"""Classes, or categories of a column, that a client may have however few the others have,"""
+"""Number of classes, or categories of a column, that a client may always have,"""
 MANY_TEXTS = 5
-"""and how many times as many as the median of all."""
+"""and as a multiple of the median of all clients."""
 FAR = 10.0
-"""How many times the usual deviation a client's mean may be from the median of all, and its own deviation may
-be: what is farther has no part in the column's scaling."""
+"""Limit, in multiples of the usual deviation, on the distance of a client's mean from the median of all, and
+on its own deviation: a client beyond it is left out of the column's scaling."""
 HEAVY = 100.0
-"""How many times the median a client's rows count at most in the scaling."""
+"""Limit on the weight of a client's rows in the scaling, as a multiple of the median."""
 UNTOLD = 1e30
-"""The scale of a column of which nobody tells anything, because all numbers are equal or too few: its
+"""The scale of a column about which no client shares anything, because all numbers are equal or too few: its
 features are zeros."""
 
 
 def to_words(told: Told) -> Words:
-    """What a client tells, as JSON values."""
+    """What a client shares, as JSON values."""
     return dataclasses.asdict(told)
 
 
@@ -50,12 +50,12 @@ def from_words(words: Any) -> Told:
     """The inverse of `to_words`; raises an error for anything else."""
     if isinstance(words, dict) and words.get("version") != __version__:
         raise InputError(
-            f"it has pfedme {one_line(words.get('version'), 20)}, and the server {__version__}; both sides "
-            "must have the same version."
+            f"it has pfedme {one_line(words.get('version'), 20)}, but the server has {__version__}; both "
+            "sides must have the same version."
         )
     try:
         if len(words["numbers"]) + len(words["categories"]) > MOST_COLUMNS:
-            raise ValueError("more columns than a table may have")
+            raise ValueError("too many columns")
         told = Told(
             label=_text(words["label"]),
             task=words["task"],
@@ -67,26 +67,26 @@ def from_words(words: Any) -> Told:
             most_classes=words["most_classes"],
         )
         if type(told.most_classes) is not int or told.most_classes < 0:
-            raise ValueError("a limit that cannot be")
+            raise ValueError("impossible limit")
         if (told.task == "regression") != (told.quantity is not None) or told.task not in get_args(Task):
-            raise ValueError("a task that cannot be")
+            raise ValueError("impossible task")
         if told.task == "classification" and not told.classes:
-            raise ValueError("no class")
+            raise ValueError("no classes")
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
-        raise InputError("what it tells of its table is impossible.") from None
+        raise InputError("what it says about its table is impossible.") from None
     return told
 
 
 def _text(value: Any) -> str:
     if not (isinstance(value, str) and len(value) <= LONGEST_TEXT):
-        raise ValueError("a text that cannot be")
-    value.encode()  # an error for half a character, which JSON can hold and no file
+        raise ValueError("impossible text")
+    value.encode()  # raises an error for half a character, which JSON can contain but files cannot
     return value
 
 
 def _texts(values: Any) -> tuple[str, ...]:
     if not isinstance(values, list | tuple) or len(values) > MOST_CATEGORIES:
-        raise ValueError("more than a table may have")
+        raise ValueError("too many texts")
     return tuple(_text(value) for value in values)
 
 
@@ -106,17 +106,17 @@ def shape(told: Told) -> tuple[Any, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class Agreement:
-    """What clients have agreed on, who they are, and who could not agree and why."""
+    """What clients have agreed on, their names, and which clients could not agree and why."""
 
     schema: Schema
     names: tuple[str, ...]
     """Sorted, as in a simulation."""
     refused: dict[str, str]
     left_out: tuple[str, ...] = ()
-    """What was told and has no part in the scaling, and why."""
+    """What was left out of the scaling, and why."""
 
     def words(self, plan: Words) -> Words:
-        """What clients are bound by if they follow a plan; the hash of these words is in every message."""
+        """What clients are bound by under a plan; every message contains the hash of these words."""
         return {"plan": plan, "schema": self.schema.to_json(), "names": list(self.names)}
 
     def sha256(self, plan: Words) -> str:
@@ -141,7 +141,7 @@ class Agreement:
 
 
 def agree(said: Mapping[str, Any]) -> Agreement:
-    """The agreement of clients that tell these words; those who differ from most others are refused.
+    """The agreement of clients that say these words; those that differ from most others are refused.
 
     >>> kind = {"label": "sick", "task": "classification", "impute": False}
     >>> ages = Moments(3, 50.0, 4.0), Moments(1, 54.0, 0.0)
@@ -183,14 +183,14 @@ def agree(said: Mapping[str, Any]) -> Agreement:
         columns.append(Column(name, "category", categories=tuple(occur)))
     schema = Schema(tuple(columns), example.label, None, example.task, impute=example.impute)
     if not schema.features:
-        raise InputError("No column has anything that clients may tell; there is nothing to learn from.")
+        raise InputError("There is no column that clients may share; there is nothing to learn from.")
     if example.task == "classification":
         labels = sorted(set().union(*(one.classes for one in told.values())))
         labels = sorted(labels, key=float) if all(map(is_number, labels)) else labels
         _refuse_too_many(f"The label '{example.label}'", labels)
         if len(labels) < 2:
             raise InputError(
-                f"All clients have '{example.label}' = {labels[0]} alone; there is nothing to learn."
+                f"All clients only have '{example.label}' = {labels[0]}; there is nothing to learn."
             )
         schema = dataclasses.replace(schema, labels=tuple(labels))
     else:
@@ -201,8 +201,8 @@ def agree(said: Mapping[str, Any]) -> Agreement:
 
 
 def _refuse_inventors(told: dict[str, Told], refused: dict[str, str]) -> None:
-    """Moves those who tell of far more classes, or categories of a column, than the others to the refused,
-    and one without whom they are not too many to agree on."""
+    """Refuses clients that report far more classes, or categories of a column, than the others, and those
+    that alone make them too many to agree on."""
     kinds: dict[str, Callable[[Told], Sequence[str]]] = {"label": lambda one: one.classes}
     for name in next(iter(told.values())).categories:
         kinds[f"column '{name}'"] = lambda one, name=name: one.categories[name]
@@ -211,8 +211,8 @@ def _refuse_inventors(told: dict[str, Told], refused: dict[str, str]) -> None:
         most = max(FEW_TEXTS, MANY_TEXTS * _middle(list(count.values())))
         for name in [name for name, own in count.items() if own > most]:
             refused[name] = (
-                f"its {what} has {count[name]:,} different texts, and most others' far fewer; only "
-                f"{most:.0f} are believed."
+                f"its {what} has {count[name]:,} different texts, but most others have far fewer; at most "
+                f"{most:.0f} are accepted."
             )
             del told[name]
         if len(told) > 2 and len(set().union(*map(texts, told.values()))) > MOST_CATEGORIES:
@@ -220,28 +220,28 @@ def _refuse_inventors(told: dict[str, Told], refused: dict[str, str]) -> None:
             name = min(rest, key=lambda name: len(rest[name]))
             if len(rest[name]) <= MOST_CATEGORIES:
                 refused[name] = (
-                    f"its {what} has {len(texts(told[name])):,} different texts, and with them there are "
-                    f"more than the {MOST_CATEGORIES:,} that can be agreed on."
+                    f"its {what} has {len(texts(told[name])):,} different texts, which bring the total above "
+                    f"the {MOST_CATEGORIES:,} that can be agreed on."
                 )
                 del told[name]
 
 
 def _refuse_strange_classes(told: dict[str, Told], refused: dict[str, str]) -> None:
-    """Moves those who alone have a class to the refused, if there are more than most clients accept: else
+    """Refuses clients that alone have a class, if there are more classes than most clients accept: otherwise
     they would make the others leave."""
     most = _middle([one.most_classes for one in told.values()])
     times = Counter(label for one in told.values() for label in set(one.classes))
     if len(times) > most:
         for name in [name for name, one in told.items() if any(times[label] == 1 for label in one.classes)]:
             refused[name] = (
-                f"it has classes of '{told[name].label}' that no other client has, and most accept no more "
-                f"than {most:.0f} (--max-classes)."
+                f"it has classes of '{told[name].label}' that no other client has, and most clients accept "
+                f"no more than {most:.0f} (--max-classes)."
             )
             del told[name]
 
 
 def _middle(values: Sequence[float]) -> float:
-    """The median, the lower one of two: a lie of one among two does not raise it.
+    """The median, or the lower of two: one of two clients cannot raise it by lying.
 
     >>> _middle([1, 9]), _middle([1, 2, 9])
     (1, 2)
@@ -257,7 +257,8 @@ def _refuse_too_many(what: str, names: list[str]) -> None:
 
 
 def _number(name: str, told: Mapping[str, Moments], left_out: list[str]) -> Column:
-    """A column of numbers from what clients tell of it; notes who has no part in it because it is far off."""
+    """A numeric column from what clients share about it; notes clients that are left out because they are far
+    off."""
     own = {who: one for who, one in told.items() if one.values}
     if len(own) > 2:
         middle = _middle([one.mean for one in own.values()])
@@ -266,9 +267,9 @@ def _number(name: str, told: Mapping[str, Moments], left_out: list[str]) -> Colu
         for who, one in list(own.items()):
             if usual and max(abs(one.mean - middle), one.spread**0.5) > FAR * usual:
                 left_out.append(
-                    f"{who} has no part in the scaling of '{name}': its mean is {one.mean:.3g} and its "
-                    f"deviation {one.spread**0.5:.3g}, and the others' are around {middle:.3g} and "
-                    f"{usual:.3g}; do units agree?"
+                    f"{who} is left out of the scaling of '{name}': its mean is {one.mean:.3g} and its "
+                    f"deviation {one.spread**0.5:.3g}, but the others' are around {middle:.3g} and "
+                    f"{usual:.3g}; do the units agree?"
                 )
                 del own[who]
     if not own:
@@ -276,7 +277,7 @@ def _number(name: str, told: Mapping[str, Moments], left_out: list[str]) -> Colu
     count, mean, spread = (np.array(values, float)[:, None] for values in zip(*own.values(), strict=True))
     if len(own) > 2:
         count = np.minimum(count, HEAVY * _middle(count[:, 0].tolist()))
-    # Counted from one of the means, because squares of large numbers lose what makes these different.
+    # Measured from one of the means, because squares of large numbers lose small differences.
     zero = float(mean[np.argmax(count), 0])
     away = mean - zero
     _, shift, scale = combine([Sums(count, count * away, count * (spread + away**2))])
@@ -284,14 +285,15 @@ def _number(name: str, told: Mapping[str, Moments], left_out: list[str]) -> Colu
 
 
 def difference(one: Told, usual: Told) -> str:
-    """What sets a client's table apart from the usual one, and the cure."""
+    """How a client's table differs from the usual one, and the remedy."""
     for what, own, theirs in (("label", one.label, usual.label), ("task", one.task, usual.task)):
         if own != theirs:
-            return f"its {what} is '{own}' and that of the others '{theirs}'; give --{what} {theirs}."
+            return f"its {what} is '{own}', but the others have '{theirs}'; give --{what} {theirs}."
     mine, others = {*one.numbers, *one.categories}, {*usual.numbers, *usual.categories}
     if lacking := sorted(others - mine):
         return (
-            f"its table has no column {listed(lacking)}, which the others have; add it, or let all --drop it."
+            f"its table has no column {listed(lacking)}, which the others have; add it, or have all clients "
+            "--drop it."
         )
     if extra := sorted(mine - others):
         return (
@@ -300,9 +302,5 @@ def difference(one: Told, usual: Told) -> str:
     odd = sorted(set(one.numbers) ^ set(usual.numbers))
     if odd:
         kinds = ("numbers", "text") if odd[0] in one.numbers else ("text", "numbers")
-        return (
-            f"its column '{odd[0]}' holds {kinds[0]}, and that of the others {kinds[1]}; see that they agree."
-        )
-    return (
-        "it is to impute missing values, and the others are not, or the other way round; see that they agree."
-    )
+        return f"its column '{odd[0]}' holds {kinds[0]}, but the others' holds {kinds[1]}; make them agree."
+    return "it imputes missing values and the others do not, or the other way round; make them agree."

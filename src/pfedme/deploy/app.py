@@ -42,12 +42,12 @@ TYPES: dict[Kind, str] = {
     "agree": "query.agree", "join": "query.join", "train": "train", "finish": "evaluate",
     "refuse": "query.refuse",
 }  # fmt: skip
-"""What Flower calls the kinds of messages."""
+"""Flower's names for the kinds of messages."""
 POLL_S = 0.2
 BESIDE_W = 2**20
-"""Bytes that an upload may have beside the model."""
+"""Bytes that an upload may have in addition to the model."""
 EXPIRED = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)
-"""What Flower answers for a client whose time was over a moment before ours."""
+"""Flower's reply for a client whose deadline passed a moment before ours."""
 
 
 def packed(content: Content) -> RecordDict:
@@ -73,15 +73,15 @@ def client_of(config: Mapping[str, Any], run: str) -> Client:
 
 
 def say(line: str) -> None:
-    """A line for the owner of the client, at its console."""
+    """Prints a line for the owner of the client, on its console."""
     print(f"{MARK}{one_line(line)}", flush=True)
 
 
 def answered(work: Callable[[Client, Content], Content]) -> Callable[[Message, Context], Message]:
-    """A handler of messages that keeps to itself what went wrong: an error may quote a row."""
+    """A message handler that does not send the details of errors: an error may quote a row."""
 
     def handle(message: Message, context: Context) -> Message:
-        keep_compiled_programs(0.0)  # a process for each message would compile even the smallest again
+        keep_compiled_programs(0.0)  # the process for each message would recompile even the smallest
         try:
             client = client_of(context.node_config, str(context.run_id))
             with ending_after(client.policy.max_seconds):
@@ -93,7 +93,7 @@ def answered(work: Callable[[Client, Content], Content]) -> Callable[[Message, C
             if not isinstance(error, InputError | RunError):
                 print(traceback.format_exc(), flush=True)
             say(str(error))
-            content = Content({"error": "its program failed, and its own console says why"}, {})
+            content = Content({"error": "its program failed; its own console says why"}, {})
         words = {"name": str(context.node_config.get("name", "")), **content.words}
         return Message(content=packed(Content(words, content.arrays)), reply_to=message)
 
@@ -102,7 +102,7 @@ def answered(work: Callable[[Client, Content], Content]) -> Callable[[Message, C
 
 @contextmanager
 def ending_after(seconds: float) -> Iterator[None]:
-    """Ends this process if what is done takes longer, for a compiled program cannot be interrupted."""
+    """Ends this process if the work takes longer, because a compiled program cannot be interrupted."""
 
     def end() -> None:
         say(f"Gave up: a message of the server took more than {seconds:g} seconds (--max-seconds).")
@@ -118,7 +118,7 @@ def ending_after(seconds: float) -> Iterator[None]:
 
 
 def bound(own: Client, asked: Content) -> Content:
-    """`Client.join`, told to the owner."""
+    """`Client.join`, reported to the owner."""
     content = own.join(asked)
     if sha := content.words.get("bound"):
         names = listed(asked.words["agreement"]["names"], quote=False)
@@ -127,18 +127,18 @@ def bound(own: Client, asked: Content) -> Content:
 
 
 def trained(own: Client, asked: Content) -> Content:
-    """`Client.train`, told to the owner with what became of its last part."""
+    """`Client.train`, reported to the owner with the outcome of its last part."""
     if line := news(asked.words.get("news")):
         say(line)
     content = own.train(asked)
     if STARTED_OVER in content.words:
-        say("What this client kept of the run was lost; it has started over, and the server is told.")
-    say(f"Round {asked.words['round'] + 1}: trained; its update leaves this machine.")
+        say("What this client kept of the run was lost; it has started over and tells the server so.")
+    say(f"Round {asked.words['round'] + 1}: trained; the update leaves this machine.")
     return content
 
 
 def finished(own: Client, asked: Content) -> Content:
-    """`Client.finish`, told to the owner with how good its models are."""
+    """`Client.finish`, reported to the owner with the quality of its models."""
     if line := news(asked.words.get("news")):
         say(line)
     content = own.finish(asked)
@@ -148,7 +148,7 @@ def finished(own: Client, asked: Content) -> Content:
 
 
 def news(told: Any) -> str:
-    """What became of a client's last part, as far as its owner wants to know."""
+    """The outcome of a client's last part, if it is of interest to its owner."""
     if not isinstance(told, dict) or (told.get("outcome") == "counted" and not told.get("clipped")):
         return ""
     where = f"Round {str(told.get('round'))[:10]}: this client's part"
@@ -173,7 +173,7 @@ def scores_line(entry: Words) -> str:
             found.append(f"{name} model {100 * score['accuracy']:.1f} % right")
         elif score.get("rmse") is not None:
             found.append(f"{name} model off by {score['rmse']:.4g} (RMSE), R² {score['r2']:.3f}")
-    return f"On its own test rows: {', '.join(found)}." if found else "It has no test rows of its own."
+    return f"On its own test rows: {', '.join(found)}." if found else "It has no test rows."
 
 
 client.query("agree")(answered(Client.agree))
@@ -185,10 +185,10 @@ client.evaluate()(answered(finished))
 
 
 class FlowerChannel:
-    """The way to the clients through Flower's grid.
+    """The channel to the clients through Flower's grid.
 
-    Where clients have keys, `names` tells whose node is whose, and a client cannot pass for another. Where
-    they have none, each is asked.
+    If clients have keys, `names` maps nodes to names, and a client cannot impersonate another. If they have
+    none, each is asked for its name.
     """
 
     def __init__(self, grid: Grid, names: Mapping[int, str] | None) -> None:
@@ -224,11 +224,11 @@ class FlowerChannel:
         return {self.known[node]: self._checked(node, reply) for node, reply in replies.items()}
 
     def _checked(self, node: int, reply: Reply) -> Reply:
-        """The reply, once it is known that it does not come under another name."""
+        """The reply, after a check that it does not come under another name."""
         claimed = reply.content.words.get("name") if reply.content else None
         if self.trusted is not None and claimed not in (None, self.known[node]):
             own, other = self.known[node], one_line(claimed, 60)
-            return Reply(None, f"it calls itself '{other}', and its key is that of '{own}'")
+            return Reply(None, f"it calls itself '{other}', but its key is that of '{own}'")
         return reply
 
     def _exchange(
@@ -242,7 +242,7 @@ class FlowerChannel:
             Message(content=packed(content), message_type=kind, dst_node_id=node, ttl=deadline)
             for node, content in contents.items()
         ]
-        # By the message that it answers: what Flower itself answers, for a client that has gone, has no node.
+        # Matched by message, because Flower's own reply for a client that has gone has no node.
         pushed = self.grid.push_messages(messages)
         waiting = {id: node for id, node in zip(pushed, contents, strict=True) if id}
         replies: dict[int, Reply] = {}
@@ -259,7 +259,7 @@ class FlowerChannel:
 
 
 def read_reply(message: Message) -> Reply:
-    """What a client has answered; whatever it sent, no exception."""
+    """What a client has answered; never raises an exception, whatever it sent."""
     if message.has_error() and message.error.code == ErrorCode.NODE_UNAVAILABLE:
         return Reply(None, GONE)
     if message.has_error():
@@ -270,7 +270,7 @@ def read_reply(message: Message) -> Reply:
         if not isinstance(content.words, dict):
             raise TypeError
     except Exception:
-        # Whatever an ill-meaning client sends, the server goes on.
+        # Whatever a malicious client sends, the server continues.
         return Reply(None, "its reply cannot be read")
     if "error" in content.words:
         return Reply(None, one_line(content.words["error"], 300))

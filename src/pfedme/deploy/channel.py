@@ -1,4 +1,4 @@
-"""The way from a server to its clients, whatever it is made of."""
+"""The channel from a server to its clients, independent of its implementation."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any, Protocol
 from pfedme.deploy.messages import Content, Kind, Reply
 
 Enough = Callable[[set[str], float], bool]
-"""Whether to wait no longer for clients, so many seconds after they were asked."""
+"""Whether to stop waiting for clients, given the seconds since they were asked."""
 
 
 def never(waiting: set[Any], seconds: float) -> bool:
-    """The answer of those who wait until all have answered, or the deadline has come."""
+    """Waits until all have answered, or the deadline has passed."""
     return False
 
 
 class Channel(Protocol):
-    """The way to the clients."""
+    """The channel to the clients."""
 
     def present(self) -> list[str]:
         """The names of the clients that are connected."""
@@ -26,8 +26,8 @@ class Channel(Protocol):
     def ask(
         self, kind: Kind, contents: Mapping[str, Content], deadline: float, enough: Enough = never
     ) -> dict[str, Reply]:
-        """The replies of clients, each asked for its own content, that come within `deadline` seconds.
+        """The replies of clients, each with its own request, that arrive within `deadline` seconds.
 
-        Waits no longer once `enough` is true of the clients that have not answered.
+        Stops waiting once `enough` is true for the clients that have not answered.
         """
         ...

@@ -1,9 +1,9 @@
 """The client's side: its own table, its part of a round, and the models that stay with it.
 
-A server is not trusted. What it may ask for is in the client's policy; the plan is pinned once its owner has
-approved it, and the agreement once it was checked against the table; a message names that agreement by its
-hash, a round, what the algorithm sends in it, and which of the client's uploads was the last to count, and
-nothing else in it has a meaning.
+A server is not trusted. The client's policy says what it may ask for. The plan is pinned once the owner has
+approved it, and the agreement once it has been checked against the table. A message contains the hash of that
+agreement, a round, what the algorithm sends in it, and which of the client's uploads was the last to count;
+anything else in it is ignored.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ from pfedme.export import Predictor
 from pfedme.files import atomic_write, writing
 
 MODEL = "model"
-"""The folder, in the client's state folder, of the model that it uses."""
+"""The folder with the client's model, in its state folder."""
 DONE, REFUSED, SCORES = "done", "refused.json", "scores.json"
-"""Files there: by the first two a server's last word is known, that the run is over, or why the client cannot
-take part; the third tells how good the client's models are."""
+"""Files in the state folder: the first two hold the server's last word, that the run is over or why the
+client cannot take part; the third has the quality of the client's models."""
 MOST_CLIENTS = 1_000_000
 
 
@@ -56,15 +56,15 @@ class Client:
     """A data owner that takes part in a federation."""
 
     table: Table
-    """Its rows, all of which are its own."""
+    """Its rows, which all belong to it."""
     state: Path
-    """The folder that keeps its models, and what it is bound by."""
+    """The folder with its models and what it is bound by."""
     share_metrics: bool = False
-    """Whether the server may know how many test rows its models are right about."""
+    """Whether the server may know how many test rows its models predict correctly."""
     policy: Policy = dataclasses.field(default_factory=Policy)
     """What a server may ask for."""
     run: str = ""
-    """The number of Flower's run, where nobody but Flower knows when one begins."""
+    """The number of Flower's run, if only Flower knows when one begins."""
 
     @property
     def pins(self) -> Pins:
@@ -73,24 +73,25 @@ class Client:
 
     @property
     def told(self) -> Told:
-        """What the client tells of its table, once it is known that it may."""
+        """What the client shares about its table, after a check that it may."""
         told = self.table.tell(self.policy.min_count)
         self.policy.check_table(self.rows, [*told.numbers, *told.categories])
         return dataclasses.replace(told, most_classes=self.policy.most_classes(told))
 
     @property
     def rows(self) -> int:
-        """How many training rows the client has."""
+        """Number of training rows of the client."""
         return int(self.table.load().n_train[0])
 
     def approved(self, words: Any) -> Plan | None:
-        """The plan that a server offers, if it is within the limits and approved; None while it is not."""
+        """The plan that a server offers, if it is within the limits and approved; None until it is
+        approved."""
         plan = offered(words)
         self.policy.check_plan(plan)
         return plan if self.pins.approved(words, self.policy.approve) else None
 
     def agree(self, asked: Content) -> Content:
-        """What the federation must know of the table to agree on columns, classes and scaling.
+        """What the federation must know about the table to agree on columns, classes and scaling.
 
         Nothing leaves before the owner has approved the plan.
         """
@@ -122,7 +123,7 @@ class Client:
         return Content(rows | task.told, to_vectors(update.upload))
 
     def finish(self, asked: Content) -> Content:
-        """The models in answer to w; they stay here, and their scores too unless they may be shared."""
+        """The models in answer to w; they stay here, and so do their scores unless they may be shared."""
         task = Task(self, asked, train=False)
         simulation = task.simulation
         stacked, info = simulation.reply_models(task.t, task.sent, task.kept)
@@ -150,7 +151,8 @@ class Client:
         predictor.save(self.state / MODEL, force=True)
 
     def refused(self, asked: Content) -> Content:
-        """Notes why the client cannot take part, or that the run has failed, for whoever started it."""
+        """Records why the client cannot take part, or that the run has failed, for the person who started
+        it."""
         reason, over = one_line(asked.words.get("reason", ""), 1000), asked.words.get("over") is True
         with writing(self.state):
             self.state.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -180,7 +182,7 @@ class Bound:
         if not fine:
             raise Refusal("the server's agreement cannot be read")
         if names.count(client.table.owner) != 1:
-            raise Refusal(f"the agreement is not one of the client '{client.table.owner}'")
+            raise Refusal(f"the agreement does not include the client '{client.table.owner}'")
         self.id = int(ids_of_names(names)[names.index(client.table.owner)])
         self.clients = len(names)
 
@@ -201,13 +203,13 @@ class Bound:
 
     @property
     def numbers(self) -> int:
-        """How many numbers the client has to hold of what it is sent, or of its own."""
+        """How many numbers the client has to hold, of what it is sent or of its own."""
         parts = (self.exchange.sent, self.exchange.state, self.exchange.message)
         return max(sum(leaf.size for leaf in jax.tree.leaves(part)) for part in parts)
 
 
 class Task:
-    """What a message asks a client for, once it is known to be what the client is bound to do."""
+    """What a message asks a client for, after a check that the client is bound to do it."""
 
     def __init__(self, client: Client, asked: Content, *, train: bool) -> None:
         pinned = client.pins.bound(asked.words.get("agreement"))
@@ -223,7 +225,7 @@ class Task:
         try:
             table = dataclasses.replace(client.table, fingerprint=pinned["fingerprint"]).pinned()
         except InputError:
-            raise Refusal("its rows have changed since the agreement; put back what they were") from None
+            raise Refusal("its rows have changed since the agreement; restore them") from None
         federation = table.load(bound.schema)
         columns = [column.name for column in bound.schema.columns]
         client.policy.check_table(int(federation.n_train[0]), columns, bound.plan)
@@ -252,9 +254,9 @@ class Task:
 
 
 def received(arrays: Mapping[str, np.ndarray], bound: Bound) -> tuple[dict[str, np.ndarray], ...]:
-    """The vectors of the shared model, if it is sent apart, and of what the algorithm sends.
+    """The vectors of the shared model, if it is sent separately, and of what the algorithm sends.
 
-    Raises a refusal unless they are as the agreement says.
+    Raises a refusal unless they match the agreement.
     """
     shared = {name.removeprefix(SHARED): a for name, a in arrays.items() if name.startswith(SHARED)}
     sent = {name: a for name, a in arrays.items() if not name.startswith(SHARED)}
@@ -267,16 +269,16 @@ def received(arrays: Mapping[str, np.ndarray], bound: Bound) -> tuple[dict[str, 
 
 
 def secret_key(secret: str) -> jax.Array:
-    """What a client draws its mini-batches by: a server that knew them could solve for the rows, because it
-    sees how uploads change with the rows that are drawn."""
+    """The key from which a client draws its mini-batches: a server that knew them could solve for the rows,
+    because it sees how uploads change with the rows that are drawn."""
     return jax.random.wrap_key_data(jnp.asarray(np.frombuffer(bytes.fromhex(secret), np.uint32)))
 
 
 def scores_told(evaluation: Evaluation, federation: Federation) -> dict[str, Any]:
-    """Counts and sums over a client's rows, from which the server makes the record.
+    """Counts and sums over a client's rows, from which the server computes the record.
 
-    For each model and part: `loss`, `rows` and how many are `right`; in a regression `mean` and `spread` of
-    the labels instead.
+    For each model and part: `loss`, `rows` and the number of `right` ones; in a regression, `mean` and
+    `spread` of the labels instead.
     """
     parts: dict[Part, dict[str, Scores]] = {"test": evaluation.test, "train": evaluation.train}
     return {

@@ -26,7 +26,7 @@ from pfedme.errors import InputError
 
 KEYS = Path("keys")
 ANEW = ("resume", "listen", "keys", "insecure", "insecure_network", "json", "debug")
-"""Options that a resumed run may be given anew."""
+"""Options that may change when a run is resumed."""
 
 
 def plan_of(args: argparse.Namespace, algorithm: Algorithm) -> Plan:
@@ -38,17 +38,15 @@ def plan_of(args: argparse.Namespace, algorithm: Algorithm) -> Plan:
 
 
 def refuse_changes(args: argparse.Namespace, defaults: argparse.Namespace) -> None:
-    """Raises an error if a resumed run is given an option that would make it another run."""
+    """Raises an error if a run is resumed with an option that would change it."""
     for name, value in vars(args).items():
         if name not in ANEW and value != getattr(defaults, name):
             option = f"--{name.replace('_', '-')}"
-            raise InputError(
-                f"{option} cannot change in a run that is resumed; leave it out, or start a new run."
-            )
+            raise InputError(f"{option} cannot change in a resumed run; leave it out, or start a new run.")
 
 
 def setup_of(args: argparse.Namespace, config: dict[str, Any], before: serve.Setup | None) -> serve.Setup:
-    """What the server is started with; what is not given is as it was before."""
+    """The settings that the server is started with; those that are not given stay as they were."""
     insecure = args.insecure or (before is not None and before.keys is None and args.keys is None)
     if args.insecure and args.keys:
         raise InputError("--insecure means without keys; leave out one of --insecure and --keys.")
@@ -69,7 +67,7 @@ def setup_of(args: argparse.Namespace, config: dict[str, Any], before: serve.Set
 
 
 def server(args: argparse.Namespace, plan: Plan | None, words: Sequence[str]) -> tuple[dict[str, Any], Path]:
-    """`pfedme server`: the record of the finished run, and its folder; `plan` is None if a run is resumed."""
+    """`pfedme server`: the record of the finished run, and its folder; `plan` is None to resume a run."""
     if plan is None:
         out = args.resume
         before = serve.Setup.read(out)
@@ -85,7 +83,7 @@ def server(args: argparse.Namespace, plan: Plan | None, words: Sequence[str]) ->
         warning = serve.check(setup)
         serve.claim(out)
         sha = sha256(plan.offer())
-        print(f"The plan's SHA-256 is {sha}; clients can approve it by --approve.", file=sys.stderr)
+        print(f"The plan's SHA-256 is {sha}; clients can approve it with --approve.", file=sys.stderr)
     setup.write(out)
     if warning:
         print(f"pfedme: {warning}", file=sys.stderr)
@@ -131,13 +129,13 @@ def client(args: argparse.Namespace) -> int:
 
 
 def _refuse_open(host: str, args: argparse.Namespace, option: str) -> None:
-    """Raises an error if plain text would leave this machine without that having been said twice."""
+    """Raises an error if plain text would leave this machine without a second option that allows it."""
     try:
         local = ipaddress.ip_address(host).is_loopback
     except ValueError:
         local = host == "localhost"
     if not local and not args.insecure_network:
         raise InputError(
-            f"--insecure sends models in plain text and takes any client, and {option} {host} is on a "
-            "network; make keys by 'pfedme keys', or say --insecure-network too."
+            f"--insecure sends models in plain text and accepts any client, and {option} {host} is on a "
+            "network; create keys with 'pfedme keys', or add --insecure-network."
         )

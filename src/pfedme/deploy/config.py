@@ -1,7 +1,7 @@
 """A plan as the run configuration of the Flower app, and back.
 
 `pfedme server` writes the algorithm and the model as JSON with all their fields. By hand, an algorithm is
-described by its name and by hyperparameters with keys of their own, or as on the command line:
+described by its name and separate keys for its hyperparameters, or as on the command line:
 
     algorithm="fedavg" eta=0.1
     algorithm="fedavg:eta=0.1"
@@ -25,14 +25,14 @@ from pfedme.errors import InputError, unknown
 T = TypeVar("T")
 
 APP = ("out", "names", "limit", "command", "resume")
-"""Keys that are about a run and no part of its plan."""
+"""Keys that describe a run but are not part of its plan."""
 ROUNDS = "num-server-rounds"
-"""What Flower's own apps call the number of rounds."""
+"""The name of the number of rounds in Flower's own apps."""
 NUMBERS = [name for name in field_types(Plan) if name not in ("algorithm", "model", "rounds")]
 
 
 def declared() -> Words:
-    """The keys that Flower lets a run set, with their defaults; an empty text stands for one of ours."""
+    """The keys that Flower lets a run set, with their defaults; an empty string means our default."""
     return tomllib.loads((BUNDLE / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
 
 
@@ -40,13 +40,13 @@ def refuse_undeclared(config: Mapping[str, Any]) -> None:
     """Raises an error if Flower would not let a run set all of this."""
     if foreign := sorted(config.keys() - declared().keys()):
         raise InputError(
-            f"The run's configuration has '{foreign[0]}', which there is not: another version of pfedme has "
-            "set it up. Start a new run."
+            f"The run's configuration has the unknown key '{foreign[0]}': another version of pfedme created "
+            "it. Start a new run."
         )
 
 
 def config_of(plan: Plan) -> Words:
-    """The configuration that describes a plan, whole."""
+    """The complete configuration that describes a plan."""
     numbers = {name.replace("_", "-"): getattr(plan, name) for name in NUMBERS}
     return {
         "algorithm": json.dumps({"name": plan.algorithm.name, **to_json(plan.algorithm)}),
@@ -57,7 +57,7 @@ def config_of(plan: Plan) -> Words:
 
 
 def plan_of(config: Mapping[str, Any]) -> Plan:
-    """The plan that a configuration describes; a setting that has no place in it is an error."""
+    """The plan that a configuration describes; an unknown setting is an error."""
     given = {
         key.replace("-", "_"): value
         for key, value in config.items()
@@ -74,17 +74,17 @@ def plan_of(config: Mapping[str, Any]) -> Plan:
 
 
 def _algorithm(text: str, given: Words) -> Algorithm:
-    """The algorithm that a text and hyperparameters with keys of their own describe."""
+    """The algorithm that a text and separate hyperparameters describe."""
     if text in ALGORITHMS:
         return build(ALGORITHMS[text], given, f"algorithm '{text}'")
     found = _described(text, ALGORITHMS, "algorithm")
     if given:
-        raise InputError(f"{next(iter(given))} is given beside '{text[:60]}'; put it into that description.")
+        raise InputError(f"{next(iter(given))} is given in addition to '{text[:60]}'; put it into that text.")
     return found
 
 
 def _described(text: str, known: Mapping[str, type[T]], what: str) -> T:
-    """What JSON, or `name:field=value,...`, describes."""
+    """The object that JSON, or `name:field=value,...`, describes."""
     if not text.startswith("{"):
         return parse(text, known, what)
     try:

@@ -23,11 +23,12 @@ from pfedme.deploy.log import say
 HEAD_S = 10.0
 """Seconds for a handshake, and for the headers of a request."""
 PER_KEY, BESIDES = 8, 64
-"""Connections that one address may have open: so many for each key that the server knows, plus so many."""
+"""Connections that one address may have open: a number for each key that the server knows, plus a
+constant."""
 WITHOUT_KEYS = 64
-"""The number of clients that is assumed where they have no keys."""
+"""The number of clients that is assumed if they have no keys."""
 SPARE_FILES = 256
-"""Open files that are kept for other things than connections."""
+"""Open files that are reserved for other purposes than connections."""
 
 
 class Handshake(ssl.SSLObject):
@@ -49,7 +50,7 @@ def why_no_handshake(error: ssl.SSLError) -> str:
     if "HTTP_REQUEST" in reason or "WRONG_VERSION" in reason or "PACKET_LENGTH" in reason:
         return "it came without TLS"
     if "UNKNOWN_CA" in reason or "CERTIFICATE" in reason:
-        return "the client does not trust this server's certificate; its ca.crt or address is another"
+        return "the client does not trust this server's certificate; its ca.crt or address is different"
     return f"TLS failed ({reason})"
 
 
@@ -116,7 +117,7 @@ class Loop(asyncio.SelectorEventLoop):
 
 
 class Protocol(H11Protocol):
-    """HTTP that does not wait forever, be it for the headers of a request or for a response to be read."""
+    """HTTP that does not wait forever, neither for the headers of a request nor for a response to be read."""
 
     until = math.inf
 
@@ -161,7 +162,7 @@ def run(orders: Orders, *, app: Any, host: str, port: int, **options: Any) -> No
 
 
 def most_files() -> int:
-    """How many files this process may have open, once the limit was raised as far as it is useful."""
+    """How many files this process may have open, after raising the limit as far as useful."""
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -1,4 +1,4 @@
-"""What the owner of a table sees of a federation before anything leaves: the plan, and what will leave."""
+"""What the owner of a table sees before anything leaves the machine: the plan, and what will leave."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from pfedme.deploy.messages import Words
 from pfedme.deploy.policy import Policy
 
 SHOWN = 12
-"""Texts that are shown of a column."""
+"""Number of texts that are shown for a column."""
 
 
 def plan_lines(plan: Words, sha: str) -> list[str]:
-    """A plan for people."""
+    """A plan, in readable form."""
     settings = ", ".join(
         f"{name} {value}" for name, value in plan["algorithm"].items() if name != "name" and value is not None
     )
     model = ", ".join(f"{name} {value}" for name, value in plan["model"].items() if name != "name" and value)
-    cohort = plan["cohort"] or "10 at most"
+    cohort = plan["cohort"] or "at most 10"
     lines = [
         "The server offers this plan:",
         f"  algorithm  {plan['algorithm']['name']}: {settings}",
@@ -41,13 +41,13 @@ def told_lines(told: Told, policy: Policy) -> list[str]:
     lines += [f"  numbers '{name}': {_moments(own)}" for name, own in told.numbers.items()]
     lines += [f"  texts '{name}': {_listed(own) or 'none'}" for name, own in told.categories.items()]
     if told.classes:
-        lines.append(f"  that this client accepts {told.most_classes} classes at most")
+        lines.append(f"  that this client accepts at most {told.most_classes} classes")
     if policy.min_count > 1:
         lines.append(
-            f"Texts that fewer than {policy.min_count} training rows have are not told, nor are numbers that "
-            "are all equal; of numbers with few values only a digit is."
+            f"Texts that occur in fewer than {policy.min_count} training rows are not revealed, nor are "
+            "numbers that are all equal; of numbers with few distinct values, only one digit is."
         )
-    return [*lines, "In each round an update of the model leaves, and no row."]
+    return [*lines, "In each round an update of the model leaves, but no row."]
 
 
 def _moments(own: Moments | None) -> str:

@@ -1,4 +1,4 @@
-"""The server's hold on its SuperLink: who may take part, and the run."""
+"""The server's control of its SuperLink: which clients may take part, and the run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pfedme.errors import RunError
 
 
 class Status(NamedTuple):
-    """How far Flower says that the run is."""
+    """The status of the run, according to Flower."""
 
     over: bool
     well: bool
@@ -29,7 +29,7 @@ class Status(NamedTuple):
 
 
 class ControlClient:
-    """A SuperLink that this machine runs, by its control side."""
+    """A client for the control API of a SuperLink on this machine."""
 
     def __init__(self, address: str, ca: Path | None) -> None:
         self.http = ControlHttpClient.from_server_address(
@@ -38,7 +38,7 @@ class ControlClient:
         )  # fmt: skip
 
     def register(self, keys: Mapping[str, Path]) -> dict[int, str]:
-        """Lets clients in that have these public keys; returns the names of their nodes."""
+        """Admits clients with these public keys; returns the names of their nodes."""
         names = {}
         for name, path in keys.items():
             key: Any = load_ssh_public_key(path.read_bytes())
@@ -56,13 +56,13 @@ class ControlClient:
         return self._asked(lambda: self.http.StartRun(request)).run_id
 
     def status(self, run: int) -> Status:
-        """How far a run is."""
+        """The status of a run."""
         listed = self._asked(lambda: self.http.ListRuns(ListRunsRequest(run_id=run)))
         status = listed.run_dict[run].status
         return Status(status.status == "finished", status.sub_status == "completed", status.details)
 
     def words(self, run: int) -> str:
-        """What the server app of a run has put out so far."""
+        """The output of a run's server app so far."""
         request = StreamLogsRequest(run_id=run, after_timestamp=0.0)
         return self._asked(lambda: next(iter(self.http.StreamLogs(request)))).log_output
 

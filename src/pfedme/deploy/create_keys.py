@@ -1,4 +1,4 @@
-"""Creating the keys of a federation; `keys` says where they are, reads and checks them."""
+"""Creating the keys of a federation; `keys` describes where they are, reads them and checks them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from pfedme.files import atomic_write, refuse_file, writing
 
 CA_DAYS, SERVER_DAYS = 3650, 730
 ALWAYS = ("localhost", "127.0.0.1", "::1")
-"""Names of the server that its certificate is always good for; its own programs call it so."""
+"""Names of the server that its certificate always covers; its own programs use them."""
 
 
 def make(
@@ -65,7 +65,7 @@ def make(
         places[name] = place
     fresh = not (folder / "ca.crt").exists()
     if fresh and not hosts:
-        raise InputError("By what name do clients reach the server? Give --server HOST, or HOST,HOST,...")
+        raise InputError("Under what name do clients reach the server? Give --server HOST, or HOST,HOST,...")
     _refuse_conflicts(folder / "clients", given)
     with writing(folder):
         for path in (folder, folder / "clients"):
@@ -123,7 +123,7 @@ def _refuse_conflicts(clients: Path, given: Mapping[str, bytes]) -> None:
 
 
 def _authority(folder: Path) -> None:
-    """Makes the certificate authority if there is none."""
+    """Creates the certificate authority if there is none."""
     path = folder / "ca.crt"
     if path.exists():
         read_certificate(path)
@@ -139,7 +139,7 @@ def _authority(folder: Path) -> None:
 
 
 def _server(folder: Path, hosts: Sequence[str]) -> None:
-    """Makes the server's certificate if there is none that does."""
+    """Creates the server's certificate if there is no suitable one."""
     path = folder / "server.crt"
     wanted = list(dict.fromkeys((*ALWAYS, *hosts)))
     if path.exists():
@@ -150,13 +150,11 @@ def _server(folder: Path, hosts: Sequence[str]) -> None:
     authority = read_certificate(folder / "ca.crt")
     check_dates(folder / "ca.crt", authority)
     if not (folder / "ca.key").exists():
-        raise InputError(
-            f"A certificate for the server needs {folder}/ca.key, which is not there; put it back."
-        )
+        raise InputError(f"A certificate for the server needs {folder}/ca.key, which is missing; restore it.")
     signer = read_private(folder / "ca.key", ssh=False)
     if signer.public_key() != authority.public_key():
         raise InputError(
-            f"{folder}/ca.key is not the key of {folder}/ca.crt; put back the one that was made with it."
+            f"{folder}/ca.key is not the key of {folder}/ca.crt; restore the one that was created with it."
         )
     key = _made_or_kept(folder / "server.key")
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "pfedme server")])
@@ -176,7 +174,7 @@ def _server(folder: Path, hosts: Sequence[str]) -> None:
 @contextlib.contextmanager
 def _whole(folder: Path, scratch: Path) -> Iterator[Path]:
     """A folder to fill, in `scratch`, that becomes `folder` once it is complete."""
-    place = Path(tempfile.mkdtemp(dir=scratch, prefix=".client-"))  # of mode 0700
+    place = Path(tempfile.mkdtemp(dir=scratch, prefix=".client-"))  # with mode 0700
     try:
         yield place
         place.rename(folder)
@@ -186,7 +184,7 @@ def _whole(folder: Path, scratch: Path) -> Iterator[Path]:
 
 
 def _write_pair(folder: Path, place: str) -> None:
-    """Creates a client's private and public key; `place` is its name as that of a folder."""
+    """Creates a client's private and public key; `place` is its name as a folder name."""
     key = ec.generate_private_key(ec.SECP384R1())
     _write_secret(folder / "key", key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
     atomic_write(folder / "key.pub", public_line(key.public_key(), place))
@@ -201,7 +199,7 @@ def _made_or_kept(path: Path) -> ec.EllipticCurvePrivateKey:
 
 
 def _write_secret(path: Path, content: bytes) -> None:
-    """A file that is its owner's alone from the first moment, and that did not exist before."""
+    """Writes a new file that only its owner can ever read."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(content)
         file.flush()
@@ -209,7 +207,7 @@ def _write_secret(path: Path, content: bytes) -> None:
 
 
 def _usage(*, signs: bool) -> x509.KeyUsage:
-    """What a key is for: to sign certificates, or to prove that one is the server."""
+    """What a key is for: to sign certificates, or to prove the server's identity."""
     return x509.KeyUsage(
         digital_signature=not signs, key_cert_sign=signs, crl_sign=signs, content_commitment=False,
         key_encipherment=False, data_encipherment=False, key_agreement=False, encipher_only=False,
@@ -252,7 +250,7 @@ def _host(text: str) -> str:
     if not re.fullmatch(
         r"(\*\.)?([a-z0-9_]([a-z0-9_-]*[a-z0-9_])?)(\.[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?)*", name
     ):
-        raise InputError(f"--server '{text}' is no name or address of a machine; leave out port and scheme.")
+        raise InputError(f"--server '{text}' is not a host name or address; leave out port and scheme.")
     return name
 
 

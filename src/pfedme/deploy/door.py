@@ -57,14 +57,14 @@ def write_limit(path: Path, most_bytes: int) -> None:
 
 
 class Orders:
-    """What `pfedme server` tells its SuperLink, by files: a gate, the clients' names, and a limit."""
+    """What `pfedme server` tells its SuperLink through files: a gate, the clients' names, and a limit."""
 
     def __init__(self, gate: Path) -> None:
         self.gate = gate
 
     @property
     def open(self) -> bool:
-        """Whether clients are let in yet."""
+        """Whether clients are admitted yet."""
         return self.gate.exists()
 
     @property
@@ -84,7 +84,7 @@ class Orders:
 
     @property
     def names(self) -> dict[int, str]:
-        """The names of nodes, where clients have keys."""
+        """The names of nodes, if clients have keys."""
         return self._names if self.open else {}
 
 
@@ -157,7 +157,7 @@ class Guard:
 
 
 async def read(name: str, most: int, receive: Receive, send: Send) -> bytes | None:
-    """The body of a request; None if it did not arrive as it should, and the request has been dealt with."""
+    """The body of a request; None if it did not arrive properly and the request has been dealt with."""
     began, body, more = time.monotonic(), bytearray(), True
     while more:
         patience = min(SILENT_S, began + BODY_S + len(body) / FLOOR - time.monotonic())

@@ -1,4 +1,4 @@
-"""What Flower's processes tell whoever supervises them, apart from lines for people.
+"""What Flower's processes report to their supervisor, separate from lines for people.
 
 An event is a line of JSON in a file in Flower's private home, where nothing that others send is written.
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 VARIABLE = "PFEDME_EVENTS"
-"""The variable, in the environment of Flower's processes, of the file."""
+"""The environment variable that gives Flower's processes the path of the file."""
 
 Name = Literal[
     "connected", "unreachable", "reachable", "wrong server", "refused", "replaced", "foreign program",
@@ -29,7 +29,7 @@ class Event:
     number: int = 0
     """The number of rounds that are done."""
     line: str = ""
-    """The line of the log that tells people of it."""
+    """The line of the log that reports it to people."""
 
 
 def events_file(home: Path) -> Path:
@@ -38,7 +38,7 @@ def events_file(home: Path) -> Path:
 
 
 def emit(event: Event) -> None:
-    """Tells whoever supervises this process, if anybody does."""
+    """Reports an event to the supervisor of this process, if there is one."""
     if path := os.environ.get(VARIABLE):
         line = json.dumps(dataclasses.asdict(event)) + "\n"
         with contextlib.suppress(OSError), open(path, "ab", buffering=0) as file:

@@ -159,11 +159,11 @@ class Exchanges:
         for exchange in self.by_node.get(request.node.node_id, {}).values():
             if exchange.run == request.run_id and request.object_id in objects(exchange):
                 return exchange
-        return self._refuse(request.node.node_id, "it asks for, or sends, an object of no message of its own")
+        return self._refuse(request.node.node_id, "it asks for, or sends, an object of none of its messages")
 
 
 def contended(times: Sequence[float], within: float = 60.0) -> bool:
-    """Whether the last three of these times lie within so many seconds.
+    """Whether the last three of these times lie within `within` seconds.
 
     >>> contended([0.0, 50.0]), contended([0.0, 50.0, 61.0]), contended([0.0, 1.0, 50.0, 60.0])
     (False, False, True)

@@ -2,15 +2,15 @@
 
     python -m pfedme.deploy.flower superlink|supernode|superexec GATE FLOWER'S OPTIONS...
 
-All that is Flower's own and not meant to be changed is changed here. It holds for the versions of Flower that
-`HOLDS_FOR` names; with another one, a program ends rather than run without what it should have.
+All changes to Flower's private parts are made here. They are valid for the versions of Flower in `HOLDS_FOR`;
+with any other version, a program exits rather than run without them.
 
-The SuperLink lets other machines do only what a client must do (Flower would let them submit programs), lets
-clients in once the file GATE exists, and says whom it turned away. The SuperNode runs no program but the one
-that is part of the pfedme that is installed beside it, whatever the server sends.
+The SuperLink lets other machines do only what a client must do (Flower would let them submit programs),
+admits clients once the file GATE exists, and logs which it turned away. The SuperNode only runs the program
+that is part of the installed pfedme, whatever the server sends.
 
-Flower starts a program for each message, which takes seconds. The SuperNode's SuperExec forks it off a
-process that has imported everything already, and used none of it: JAX and Polars start their pools after it.
+Flower starts a program for each message, which takes seconds. The SuperNode's SuperExec forks it from a
+process that has already imported everything but used none of it: JAX and Polars start their pools later.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ from pfedme.deploy.intake import WHICH, Intake, TooMuch, tell_if_replaced
 from pfedme.deploy.log import say
 
 HOLDS_FOR = "1.41"
-"""The versions of Flower whose inner parts are as expected here: 1.41.0, 1.41.1, ..."""
+"""The versions of Flower whose private parts are as expected here: 1.41.0, 1.41.1, ..."""
 FOREIGN = "The server sent a program that is not part of the pfedme on this machine"
 SEEN_S = 1.0
-"""Seconds in which the server sees that a client has gone, before it is let in again."""
+"""Seconds in which the server notices that a client has gone, before it is admitted again."""
 WRONG_SERVER = {"CERTIFICATE_VERIFY_FAILED", "WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"}
-"""What OpenSSL says if it is not the server that it should be, or speaks no TLS; other failures pass."""
+"""OpenSSL's errors if it is not the right server, or does not speak TLS; other failures are temporary."""
 PULL_S = 1.0
-"""Seconds after which a client asks again whether there is something to do; Flower would wait for three."""
+"""Seconds after which a client asks again whether there is work; Flower would wait for three."""
 MOST_BYTES = "PFEDME_MOST_BYTES"
-"""The variable, in a client's environment, of how many bytes it takes of a server's message."""
+"""The environment variable that limits the bytes a client accepts in a server's message."""
 
 
 def put(module: ModuleType, **ours: Any) -> None:
-    """Puts ours in the place of what goes by these names in one of Flower's modules; ends this process if
-    Flower has no such names, for what it would do then is not known."""
+    """Replaces the objects with these names in one of Flower's modules by ours; ends this process if Flower
+    has no such names, because its behaviour would then be unknown."""
     if lacking := [name for name in ours if name not in module.__dict__]:
         say(f"This version of Flower has no {module.__name__}.{lacking[0]}; install a {HOLDS_FOR}.")
         raise SystemExit(1)
@@ -89,8 +89,8 @@ def superlink(gate: Path) -> None:
 
 
 def replacing(activate: Callable[..., Any], seen: Callable[[int], object] = id) -> Callable[..., Any]:
-    """Lets a client in that has a key and was there already: Flower would turn away one that was killed and
-    came back, until it missed the old one, a minute later."""
+    """Admits a client with a key that is already connected: Flower would turn away a client that was killed
+    and came back, until it noticed a minute later that the old one had gone."""
 
     def activated(request: Any, state: Any) -> Any:
         node = state.get_node_id_by_public_key(request.public_key)
@@ -120,7 +120,7 @@ def supernode(gate: Path) -> None:
             emit(Event("working" if begins else "idle"))
 
     class Client(FleetHttpClient):
-        """Flower's, which takes what it is sent by measure."""
+        """Flower's client, with a limit on what it accepts."""
 
         def __init__(self, *args: Any, **options: Any) -> None:
             super().__init__(*args, **options)
@@ -167,7 +167,7 @@ def supernode(gate: Path) -> None:
 
     def start(words: list[str]) -> object:
         child = subprocess.Popen([*command("superexec", gate), *words[1:]])
-        # A SuperNode without it would take messages and never answer.
+        # Without it, a SuperNode would accept messages and never answer.
         threading.Thread(target=lambda: (child.wait(), os._exit(1)), daemon=True).start()
         return child
 
@@ -178,12 +178,12 @@ def supernode(gate: Path) -> None:
         subprocess=SimpleNamespace(Popen=start),
     )  # fmt: skip
     flower_supernode()
-    os._exit(1)  # the connection has ended, and a thread of Flower's would go on
+    os._exit(1)  # the connection has ended, but one of Flower's threads would keep running
 
 
 def telling(make: Callable[[], Any]) -> Any:
-    """What `make` makes, Flower's way to try again what a network does not let through, which also tells how
-    it fares."""
+    """The result of `make`, Flower's object for retries after network errors, which also reports how they
+    go."""
     invoker = make()
     success, backoff, giveup = invoker.on_success, invoker.on_backoff, invoker.on_giveup
 
@@ -206,7 +206,7 @@ def telling(make: Callable[[], Any]) -> Any:
 
 
 def lasting(error: BaseException) -> Literal["wrong server", "refused"] | None:
-    """The reason for which a connection fails again and again, if it is one."""
+    """The reason why a connection would keep failing, if the error is such a reason."""
     from flwr.supercore.error import FlowerError
 
     if isinstance(error, httpx.HTTPStatusError):
@@ -220,7 +220,7 @@ def lasting(error: BaseException) -> Literal["wrong server", "refused"] | None:
 
 
 def superexec(_: Path) -> None:
-    """Flower's SuperExec, which forks the client's program off a process that is ready for it."""
+    """Flower's SuperExec, which forks the client's program from a process that is ready for it."""
     from flwr.supercore.cli import flower_superexec
     from flwr.supercore.superexec.executor import subprocess_executor
 
@@ -228,12 +228,12 @@ def superexec(_: Path) -> None:
     ready.set_forkserver_preload(["flwr.supernode.cli", "pfedme.deploy.app"])
     try:
         forkserver.ensure_running()
-    except OSError:  # such as a temporary folder whose path is too long for a socket: slower, that is all
+    except OSError:  # for example, the temporary folder's path is too long for a socket; this is only slower
         flower_superexec()
         return
 
     def start(words: list[str]) -> object:
-        multiprocessing.active_children()  # which lets those go that have ended
+        multiprocessing.active_children()  # reaps those that have ended
         child = ready.Process(target=client_app, args=(words,), daemon=True)
         child.start()
         return child
@@ -243,7 +243,7 @@ def superexec(_: Path) -> None:
 
 
 def client_app(words: list[str]) -> None:
-    """Flower's program for one message, in a process of its own."""
+    """Flower's program for one message, in a separate process."""
     from flwr.supernode.cli import flwr_clientapp
 
     sys.argv = words

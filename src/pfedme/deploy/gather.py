@@ -1,4 +1,5 @@
-"""The server's side until there is an agreement: who is there, who agrees, who is turned away and why."""
+"""The server's side until there is an agreement: which clients are connected, agree, or are turned away, and
+why."""
 
 from __future__ import annotations
 
@@ -14,30 +15,30 @@ from pfedme.deploy.plan import Plan, built
 from pfedme.deploy.progress import Stopped
 
 REFUSE_S = 10.0
-"""Seconds to wait for a client to say that it has heard why it was turned away."""
+"""Seconds to wait for a client to confirm that it knows why it was turned away."""
 MOST_FAILURES = 3
-"""How often a client may agree and then not accept the agreement before it is turned away."""
+"""How often a client may take part in an agreement and then not accept it before it is turned away."""
 LOOK_S, ASK_AGAIN_S = 0.5, 5.0
-"""Seconds between two looks at who is there, and between two questions to a client whose owner has not yet
-approved the plan."""
+"""Seconds between two checks of which clients are connected, and between two questions to a client whose
+owner has not yet approved the plan."""
 
 Tell = Callable[[str], None]
-"""What is done with a line for the people at the server."""
+"""Called with each line for the people at the server."""
 
 
 class Gathering:
-    """The clients at the other end of a channel, as far as they agree to a plan."""
+    """The clients at the other end of a channel that agree to a plan."""
 
     def __init__(self, plan: Plan, channel: Channel, tell: Tell) -> None:
         self.plan, self.channel, self.tell = plan, channel, tell
         self.refused: dict[str, str] = {}
         """Why clients were turned away,"""
         self.turned_away: set[str] = set()
-        """and who of them is still there."""
+        """and which of them are still connected."""
         self.said: dict[str, Words] = {}
-        """What clients have told of their tables,"""
+        """What clients have said about their tables,"""
         self.asked_at: dict[str, float] = {}
-        """and when those were asked whose owners have not yet approved the plan."""
+        """and when the clients were asked whose owners have not yet approved the plan."""
         self.failures = Counter[str]()
         """How often clients did not accept an agreement."""
 
@@ -61,8 +62,8 @@ class Gathering:
             time.sleep(LOOK_S)
 
     def _offer(self, present: Sequence[str]) -> None:
-        """Offers the plan to clients that have not answered it; who does not answer, be it too late or gone,
-        is asked again."""
+        """Offers the plan to clients that have not answered it; clients that do not answer in time are asked
+        again."""
         now, offer = time.monotonic(), self.plan.offer()
         new = {
             name: Content({"plan": offer}, {})
@@ -83,8 +84,8 @@ class Gathering:
         self.refuse(_errors(replies))
 
     def _accepted(self) -> Agreement | None:
-        """The agreement of those that have told of their tables, once enough of them are there and all are
-        bound by it."""
+        """The agreement of the clients that have described their tables, once enough of them are connected
+        and all are bound by it."""
         least = self.plan.min_clients
         if not self.said or len(self.said) < least:
             return None
@@ -93,7 +94,7 @@ class Gathering:
         self.said = {name: self.said[name] for name in found.names}
         if len(self.said) < least:
             return None
-        # Whatever is wrong with the model shows before anyone is bound.
+        # Anything wrong with the model shows up before a client is bound.
         built(self.plan.model, found.schema.features, len(found.schema.labels))
         willing = self.bind(found)
         if unwilling := set(self.said) - willing:
@@ -105,7 +106,7 @@ class Gathering:
         return found
 
     def _announced(self, agreement: Agreement) -> Agreement:
-        """The agreement with those that were turned away, once people at the server know of it."""
+        """The agreement with the clients that were turned away, after reporting it at the server."""
         for line in agreement.left_out:
             self.tell(f"{line[0].upper()}{line[1:]}")
         names = ", ".join(agreement.names)
@@ -116,14 +117,14 @@ class Gathering:
 
     def _waiting(self, present: Sequence[str]) -> str:
         here = sum(name not in self.turned_away for name in present)
-        line = f"Waiting for clients: {here} of {self.plan.min_clients} are there."
+        line = f"Waiting for clients: {here} of {self.plan.min_clients} are connected."
         if self.asked_at:
-            line += f" To be approved by the owners of {', '.join(sorted(self.asked_at))}."
+            line += f" Waiting for approval by the owners of {', '.join(sorted(self.asked_at))}."
         return line
 
     def bind(self, agreement: Agreement, names: Sequence[str] | None = None) -> set[str]:
-        """Those of an agreement's clients, or of `names`, that are bound by it now; the others have refused,
-        or have not answered."""
+        """The clients of an agreement, or of `names`, that are bound by it now; the others have refused, or
+        have not answered."""
         plan = self.plan.offer()
         sha, content = agreement.sha256(plan), Content({"agreement": agreement.words(plan)}, {})
         replies = self.channel.ask(
@@ -148,20 +149,20 @@ class Gathering:
             self.channel.ask("refuse", contents, self.plan.deadline, lambda _, seconds: seconds > REFUSE_S)
 
     def refuse_latecomers(self, agreement: Agreement) -> None:
-        """Tells clients that have come after the agreement that the run goes on without them, each once."""
+        """Tells clients that came after the agreement that the run continues without them, each once."""
         new = set(self._forget_who_left()) - {*agreement.names, *self.turned_away}
-        late = "the run had begun when it came; it can take part in the next one."
+        late = "the run had already begun; it can take part in the next one."
         self.refuse(dict.fromkeys(sorted(new), late))
 
     def fail(self, why: str) -> None:
-        """Tells all clients that the run has failed, lest they wait for it."""
+        """Tells all clients that the run has failed, so that they do not wait for it."""
         content = Content({"reason": why, "over": True}, {})
         present = [name for name in self.channel.present() if name not in self.turned_away]
         if present:
             self.channel.ask("refuse", dict.fromkeys(present, content), self.plan.deadline)
 
     def _forget_who_left(self) -> list[str]:
-        """The clients that are there; who was turned away and left may come back with another table."""
+        """The connected clients; those that were turned away and left may come back with another table."""
         present = self.channel.present()
         self.turned_away &= set(present)
         self.said = {name: words for name, words in self.said.items() if name in present}
@@ -170,10 +171,10 @@ class Gathering:
 
 
 def _pending(reply: Reply) -> bool:
-    """Whether a client's owner has not yet said whether it takes part."""
+    """Whether a client's owner has not yet decided to take part."""
     return reply.content is not None and reply.content.words.get("pending") is True
 
 
 def _errors(replies: Mapping[str, Reply]) -> dict[str, str]:
-    """What went wrong at clients, but for those that may come back."""
+    """The errors of clients, except for those that may come back."""
     return {name: reply.error for name, reply in replies.items() if reply.error and reply.error != GONE}

@@ -1,4 +1,4 @@
-"""What a client takes from its server: no message larger than its owner allows, and no endless response."""
+"""What a client accepts from its server: no message larger than its owner allows, and no endless response."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ OTHER_RESPONSES = 16 * MIB
 
 
 class TooMuch(Exception):
-    """A server sent more than its client takes."""
+    """A server sent more than its client accepts."""
 
 
 class Allowance:
-    """How many bytes may still come."""
+    """The number of bytes that may still arrive."""
 
     def __init__(self, most: int) -> None:
         self.most, self.left, self.lock = most, most, threading.Lock()
 
     def take(self, count: int) -> None:
-        """Takes so many bytes off; raises `TooMuch` if that is more than was left."""
+        """Subtracts a number of bytes; raises `TooMuch` if that is more than was left."""
         with self.lock:
             self.left -= count
             if self.left < 0:
@@ -41,7 +41,7 @@ class Allowance:
 
 
 class Intake:
-    """What a client takes: a limited number of bytes, and of objects, for each message."""
+    """What a client accepts: a limited number of bytes, and of objects, for each message."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -56,9 +56,9 @@ class Intake:
         return False
 
     def meter(self, response: httpx.Response) -> None:
-        """Makes sure that a response is cut off where it becomes too long."""
+        """Ensures that a response is cut off when it becomes too long."""
         if response.headers.get("content-encoding", "identity") != "identity":
-            raise TooMuch("a compressed response may have any length")
+            raise TooMuch("a compressed response could have any length")
         stream = response.stream
         assert isinstance(stream, httpx.SyncByteStream)
         is_object = str(response.url.path).endswith("/pull-object")

@@ -1,9 +1,9 @@
-"""What the server believes of clients' replies: which uploads count, how long they may be, which scores are
-possible.
+"""What the server accepts of clients' replies: which uploads count, how long they may be, and which scores
+are possible.
 
-A client is not trusted. An upload that is no model, or that is many times longer than usual, is dropped; one
-that is longer than usual is shortened, so that whoever sends it has no more weight than others; and scores
-must be such as rows can have.
+A client is not trusted. An upload that is not a model, or that is many times longer than usual, is dropped.
+One that is longer than usual is shortened, so that its sender has no more weight than others. Scores must be
+possible for some rows.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from pfedme.deploy.messages import LOST, STARTED_OVER, Content, Reply, misfit
 from pfedme.runs.ledger import Part
 
 TRAILING = 30
-"""How many updates of earlier rounds have a say in what is usual."""
+"""Number of updates of earlier rounds that determine what is usual."""
 MOST_LOSS = 1e6
-"""The largest loss of a row that is believed."""
+"""The largest loss of a row that is accepted."""
 MANY_INFO, MOST_INFO = 16, 1e30
-"""How many numbers about the computation a client may share, and how large they may be."""
+"""Limits on the number and the size of the numbers about the computation that a client may share."""
 INNER = {"inner_residual", "inner_steps"}
 """Numbers about the computation that come together or not at all."""
 PARTS, KINDS = ("test", "train"), ("global", "local", "personal")
@@ -42,16 +42,16 @@ class Upload:
     tree: Any
     """Decoded."""
     rows: int
-    """Its weight where updates are weighted by rows, else 1."""
+    """Its weight if updates are weighted by rows, else 1."""
 
     @property
     def norm(self) -> float:
-        """The length of what it says about models."""
+        """The length of the parts about models."""
         squares = [np.sum(np.square(leaf, dtype=np.float64)) for leaf in jax.tree.leaves(_models(self.tree))]
         return float(np.sqrt(sum(squares)))
 
     def shortened(self, factor: float) -> Upload:
-        """This upload with what it says about models multiplied by a factor."""
+        """This upload with the parts about models multiplied by a factor."""
         scaled = jax.tree.map(
             lambda part: factor * part if isinstance(part, Params) else part, self.tree, is_leaf=_is_model
         )
@@ -68,7 +68,7 @@ def _models(tree: Any) -> list[Params]:
 
 
 def unfit(content: Content, shapes: Mapping[str, Any], weighted: bool) -> str:
-    """Why an upload whose vectors should have these shapes cannot be counted, whatever the others are; empty
+    """Why an upload whose vectors should have these shapes cannot be counted, regardless of the others; empty
     if it can."""
     if wrong := misfit(content.arrays, shapes):
         return one_line(wrong, 200)
@@ -79,7 +79,7 @@ def unfit(content: Content, shapes: Mapping[str, Any], weighted: bool) -> str:
 
 
 def unanswered(part: Part, waited: float | None) -> Part:
-    """The part of a client that has not answered for so many seconds, or that was not there (None)."""
+    """The part of a client that did not answer after a wait in seconds, or was not connected (None)."""
     if waited is None:
         return dataclasses.replace(part, outcome="absent", reason="it is not connected")
     why = f"no reply within {round(waited, 1):g} seconds"
@@ -87,8 +87,8 @@ def unanswered(part: Part, waited: float | None) -> Part:
 
 
 def judged(part: Part, reply: Reply, algorithm: Algorithm, message: Any) -> tuple[Part, Upload | None]:
-    """What becomes of a client's part by its reply, which should be like `message`, and the upload in it if
-    that can be counted."""
+    """The outcome of a client's part from its reply, which should be like `message`, and its upload if that
+    can be counted."""
     if reply.content is None:
         return dataclasses.replace(part, outcome="failed", reason=reply.error), None
     weighted = algorithm.aggregation == "samples"
@@ -101,8 +101,8 @@ def judged(part: Part, reply: Reply, algorithm: Algorithm, message: Any) -> tupl
 
 
 def usual_length(norms: Sequence[float], before: Sequence[float]) -> float:
-    """The median length of the updates of a round and of those before; the lower one of two, so that one of
-    two clients cannot raise it.
+    """The median length of the updates of a round and of earlier ones; the lower of two, so that one of two
+    clients cannot raise it.
 
     >>> usual_length([1.0, 3.0], []), usual_length([1.0, 3.0, 50.0], [2.0, 2.0])
     (1.0, 2.0)
@@ -119,8 +119,8 @@ def clipped(
     clip: float,
     max_norm_ratio: float,
 ) -> tuple[dict[str, Part], dict[str, Upload]]:
-    """The parts and uploads of a round, without those that are more than `max_norm_ratio` times as long as
-    usual, and with those shortened to `clip` times the usual length that are longer."""
+    """The parts and uploads of a round. Uploads more than `max_norm_ratio` times as long as usual are
+    dropped, and those longer than `clip` times the usual length are shortened to it."""
     norms = {name: part.norm for name, part in parts.items() if name in uploads and part.norm is not None}
     usual = usual_length(list(norms.values()), before)
     parts, uploads = dict(parts), dict(uploads)
@@ -136,7 +136,7 @@ def clipped(
 
 
 def scores_shape(scores: Any, task: Task = "classification") -> tuple[Any, ...]:
-    """Of which models and sums the scores are that a client shares; () if no rows can have such scores."""
+    """The models and sums in the scores that a client shares; () if no rows can have such scores."""
     measure = {"right"} if task == "classification" else {"spread", "mean"}
     try:
         n = {part: _count(scores[f"n_{part}"]) for part in PARTS}
@@ -166,11 +166,11 @@ def scores_shape(scores: Any, task: Task = "classification") -> tuple[Any, ...]:
 
 def _count(value: Any) -> int:
     if type(value) is not int or not 0 <= value <= MOST_ROWS:
-        raise ValueError("no number of rows")
+        raise ValueError("not a number of rows")
     return value
 
 
 def _number(value: Any) -> float:
     if type(value) not in (int, float) or not math.isfinite(value):
-        raise ValueError("no number")
+        raise ValueError("not a number")
     return float(value)

@@ -1,11 +1,11 @@
-"""A small process that runs a command and sees to it that nothing of it outlives whoever wanted it.
+"""A small process that runs a command and ensures that nothing of it outlives the process that started it.
 
     python keeper.py LOG HOME COMMAND...
 
-It holds the reading end of a pipe as its standard input. Once the other end is closed, which the system does
-however its holder ends, or once it is told to by a signal, it ends the command and all that it has started.
-If the holder of the folder HOME has ended too, it then removes that folder.
-Run as a file, by itself, it imports nothing but the standard library, so that it costs little.
+Its standard input is the reading end of a pipe. When the other end is closed, which the system does however
+its holder ends, or when a signal tells it to, it ends the command and everything that it has started. If the
+holder of the folder HOME has ended too, it then removes that folder.
+Run as a file on its own, it only imports the standard library, so that it costs little.
 """
 
 import contextlib
@@ -21,14 +21,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 GRACE_S = 5.0
-"""Seconds that processes have to end by themselves when they are told to."""
+"""Seconds that processes have to end on their own when they are told to."""
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 LOCK = ".pfedme"
-"""The file in a home folder that its owner and its keepers hold locked while they live."""
+"""The file in a home folder that its owner and its keepers keep locked while they run."""
 
 
 def prctl(option: int, value: int) -> None:
-    """Sets a property of this process, where the system is one that has it."""
+    """Sets a property of this process, on systems that have it."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
@@ -46,7 +46,7 @@ def parents() -> dict[int, int]:
     for entry in proc.iterdir():
         if entry.name.isdecimal():
             with contextlib.suppress(OSError):
-                # A command's name, in parentheses, may itself have spaces and parentheses.
+                # A command's name, in parentheses, may itself contain spaces and parentheses.
                 state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
                 if state != "Z":
                     found[int(entry.name)] = int(parent)
@@ -54,7 +54,7 @@ def parents() -> dict[int, int]:
 
 
 def descendants(pid: int) -> list[int]:
-    """All processes that a process has started, directly or not."""
+    """All processes that a process has started, directly or indirectly."""
     above, found = parents(), []
     new = [pid]
     while new:
@@ -73,14 +73,14 @@ def tell_to(number: int, pids: list[int]) -> None:
 def end(child: subprocess.Popen) -> None:
     """Ends the command and everything that it has started."""
     started = descendants(os.getpid())
-    # The command first: it may want to say good-bye to others before its own processes go.
+    # The command first: it may want to sign off with others before its own processes end.
     tell_to(signal.SIGTERM, [child.pid] if child.poll() is None else started)
     until = time.monotonic() + GRACE_S
     while time.monotonic() < until and (child.poll() is None or descendants(os.getpid())):
         if child.poll() is not None:
             tell_to(signal.SIGTERM, descendants(os.getpid()))
         time.sleep(0.05)
-    # What is orphaned comes to this process, on Linux; elsewhere what there was before is gone through again.
+    # On Linux, orphans become children of this process; elsewhere the earlier list is gone through again.
     while left := descendants(os.getpid()) or [pid for pid in started if pid in parents()]:
         tell_to(signal.SIGKILL, left)
         time.sleep(0.05)
@@ -88,8 +88,8 @@ def end(child: subprocess.Popen) -> None:
 
 @contextlib.contextmanager
 def held(home: Path) -> Iterator[bool]:
-    """Marks a home folder as in use; false if it is none, or has been removed."""
-    import fcntl  # which Windows has not
+    """Marks a home folder as in use; false if it is not one, or has been removed."""
+    import fcntl  # not available on Windows
 
     try:
         lock = os.open(home / LOCK, os.O_RDWR | os.O_NOFOLLOW)
@@ -104,7 +104,8 @@ def held(home: Path) -> Iterator[bool]:
 
 
 def remove(home: Path) -> None:
-    """Removes a home folder, unless it is in use. Its lock goes last: what is left can be removed later."""
+    """Removes a home folder, unless it is in use. The lock goes last, so that remains can be removed
+    later."""
     import fcntl
 
     try:
@@ -125,7 +126,7 @@ def remove(home: Path) -> None:
 
 
 def main(log: str, home: Path, command: list[str]) -> int:
-    """Runs the command until it ends or is to end; the exit status is its own."""
+    """Runs the command until it ends or is told to end; returns its exit status."""
     told = []
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: told.append(True))

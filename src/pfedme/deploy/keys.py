@@ -38,14 +38,14 @@ from cryptography.hazmat.primitives.serialization import (
 from pfedme.errors import InputError
 
 SOON = datetime.timedelta(days=30)
-"""A certificate that ends so soon is renewed, or warned about."""
+"""A certificate that expires this soon is renewed, or causes a warning."""
 LONGEST_NAME = 200
-"""Bytes of a client's name as a file's name."""
+"""Limit on the bytes of a client's name as a file name."""
 MARK = "pfedme:"
-"""What precedes the client's name in the comment of key.pub."""
+"""The prefix of the client's name in the comment of key.pub."""
 
 DAMAGED = (ValueError, TypeError, UnsupportedAlgorithm)
-"""What `cryptography` raises about a file that is not what it should be."""
+"""The errors of `cryptography` for a file that is not what it should be."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,17 +58,17 @@ class ServerKeys:
     clients: dict[str, Path]
     """The file of each client's public key."""
     hosts: tuple[str, ...]
-    """Names and addresses that the certificate is good for."""
+    """Names and addresses that the certificate covers."""
     ends: datetime.datetime
-    """When the certificate ends."""
+    """When the certificate expires."""
 
     def warning(self) -> str | None:
-        """What is to be said about a certificate that ends soon."""
+        """A warning about a certificate that expires soon."""
         if self.ends - utc_now() > SOON:
             return None
         folder = self.certificate.parent
         ends = f"{self.ends:%Y-%m-%d}"
-        return f"The certificate {self.certificate} ends on {ends}; 'pfedme keys -o {folder}' renews it."
+        return f"The certificate {self.certificate} expires on {ends}; 'pfedme keys -o {folder}' renews it."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +81,7 @@ class ClientKeys:
 
 
 def server_keys(folder: Path) -> ServerKeys:
-    """A server's keys, once they are known to be whole, to belong together and to be valid now."""
+    """A server's keys, after a check that they are intact, belong together and are currently valid."""
     if not folder.is_dir():
         raise InputError(
             f"There is no folder {folder}; 'pfedme keys --server HOST --add NAME.pub ...' creates one."
@@ -93,7 +93,7 @@ def server_keys(folder: Path) -> ServerKeys:
     try:
         certificate.verify_directly_issued_by(authority)
     except (*DAMAGED, InvalidSignature):
-        raise InputError(f"{folder}/server.crt was not made by the authority of {folder}/ca.crt.") from None
+        raise InputError(f"{folder}/server.crt was not issued by the authority of {folder}/ca.crt.") from None
     for path, one in ((folder / "ca.crt", authority), (folder / "server.crt", certificate)):
         check_dates(path, one)
     clients, owners = dict[str, Path](), dict[bytes, str]()
@@ -119,14 +119,14 @@ def server_keys(folder: Path) -> ServerKeys:
 
 
 def client_keys(folder: Path) -> ClientKeys:
-    """A client's keys, once they are known to be whole, to belong together and to be valid now."""
+    """A client's keys, after a check that they are intact, belong together and are currently valid."""
     if not folder.is_dir():
         raise InputError(f"There is no folder {folder}; 'pfedme keys --own NAME -o {folder}' creates it.")
     name, ca = owner_of(folder), folder / "ca.crt"
     if not ca.exists():
         raise InputError(
-            f"{ca} is missing: whoever runs the server sends it after 'pfedme keys --add', which needs this "
-            "client's key.pub."
+            f"{ca} is missing: the operator of the server sends it after 'pfedme keys --add', which needs "
+            "this client's key.pub."
         )
     check_dates(ca, read_certificate(ca))
     return ClientKeys(ca, folder / "key", name)
@@ -144,13 +144,13 @@ def received(paths: Sequence[Path]) -> dict[str, bytes]:
             raise InputError(f"There is no file {path}; --add needs a client's public key.")
         if b"PRIVATE KEY" in _content(path):
             raise InputError(
-                f"{path} is a PRIVATE key: a secret that must not travel. If a client has sent it, delete "
+                f"{path} is a PRIVATE key: a secret that must not be sent. If a client has sent it, delete "
                 "it and let the client create a new one with 'pfedme keys --own'; only key.pub is to be sent."
             )
         key = read_public(path, "ask the client for its key.pub again")
         name = _named(path) or (path.stem if path.name != "key.pub" else "")
         if not name:
-            raise InputError(f"{path} does not tell whose key it is; rename it to NAME.pub.")
+            raise InputError(f"{path} does not say whose key it is; rename it to NAME.pub.")
         content = public_line(key, folder_name(name))
         if found.setdefault(name, content) != content:
             raise InputError(f"There are two keys for the client '{name}'; give the one that it uses.")
@@ -168,17 +168,19 @@ def fingerprint(path: Path) -> str:
 
 
 def folder_name(name: str) -> str:
-    """A client's name as that of a folder; `unquote` gives it back.
+    """A client's name as a folder name; `unquote` restores it.
 
     >>> folder_name("../St. Mary's"), folder_name("..")
     ('%2E.%2FSt.%20Mary%27s', '%2E.')
     """
     if not name.strip() or not name.isprintable():
-        raise InputError(f"{name!r} is no name for a client; it must have letters, and no line breaks.")
+        raise InputError(
+            f"{name!r} is not a valid client name; it needs visible characters and no line breaks."
+        )
     try:
         place = quote(name, safe="")
     except UnicodeEncodeError:
-        raise InputError(f"{name!r} is no name for a client; it is not valid Unicode.") from None
+        raise InputError(f"{name!r} is not a valid client name; it is not valid Unicode.") from None
     if place.startswith("."):
         place = "%2E" + place[1:]
     if len(place) > LONGEST_NAME:
@@ -193,14 +195,14 @@ def owner_of(folder: Path) -> str:
     if public.exists():
         if read_public(public) != key.public_key():
             raise InputError(
-                f"{public} does not belong to {folder / 'key'}; put back the folder as it was created."
+                f"{public} does not belong to {folder / 'key'}; restore the folder as it was created."
             )
         name = _named(public)
     return name or unquote(folder.absolute().name)
 
 
 def hosts_of(certificate: x509.Certificate) -> list[str]:
-    """Names and addresses that a certificate is good for."""
+    """Names and addresses that a certificate covers."""
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
@@ -209,7 +211,7 @@ def hosts_of(certificate: x509.Certificate) -> list[str]:
 
 
 def point_of(key: object) -> bytes:
-    """What tells one public key from another."""
+    """The bytes that distinguish one public key from another."""
     assert isinstance(key, ec.EllipticCurvePublicKey)
     return key.public_bytes(Encoding.X962, PublicFormat.CompressedPoint)
 
@@ -232,38 +234,36 @@ def read_certificate(path: Path) -> x509.Certificate:
         certificate.public_key()
     except DAMAGED:
         raise InputError(
-            f"{path} is not a certificate, or is damaged; put back the one that was made."
+            f"{path} is not a certificate, or is damaged; restore the one that was created."
         ) from None
     return certificate
 
 
 def read_private(path: Path, *, ssh: bool) -> ec.EllipticCurvePrivateKey:
-    """The private key in a file that its owner alone can read."""
+    """The private key in a file that only its owner can read."""
     content = _content(path)
     if os.name == "posix" and path.stat().st_mode & 0o077:
-        raise InputError(
-            f"{path} is a secret that others on this machine can read; 'chmod 600 {path}' closes it."
-        )
+        raise InputError(f"{path} is a secret that others on this machine can read; run 'chmod 600 {path}'.")
     try:
         key = (load_ssh_private_key if ssh else load_pem_private_key)(content, None)
     except DAMAGED:
         key = None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise InputError(
-            f"{path} is not a private key as 'pfedme keys' makes them, or is damaged; put back what it was."
+            f"{path} is not a private key as created by 'pfedme keys', or is damaged; restore it."
         )
     return key
 
 
-def read_public(path: Path, cure: str = "put back what it was") -> ec.EllipticCurvePublicKey:
-    """The public key in a file; an error names the cure."""
+def read_public(path: Path, cure: str = "restore it") -> ec.EllipticCurvePublicKey:
+    """The public key in a file; an error names the remedy."""
     content = _content(path)
     try:
         key = load_ssh_public_key(content) if len(content.splitlines()) == 1 else None
     except DAMAGED:
         key = None
     if not (isinstance(key, ec.EllipticCurvePublicKey) and isinstance(key.curve, ec.SECP384R1)):
-        raise InputError(f"{path} is not a public key as 'pfedme keys' creates them, or is damaged; {cure}.")
+        raise InputError(f"{path} is not a public key as created by 'pfedme keys', or is damaged; {cure}.")
     return key
 
 
@@ -271,17 +271,19 @@ def _content(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except FileNotFoundError:
-        raise InputError(f"{path} is missing; put back the folder as 'pfedme keys' created it.") from None
+        raise InputError(f"{path} is missing; restore the folder as 'pfedme keys' created it.") from None
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}.") from None
 
 
 def check_dates(path: Path, certificate: x509.Certificate) -> None:
-    """Raises an error if a certificate is not valid now."""
+    """Raises an error if a certificate is not currently valid."""
     begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if utc_now() > ends:
-        renew = f"'pfedme keys -o {path.parent}' renews it" if path.name == "server.crt" else "make new keys"
-        raise InputError(f"The certificate {path} ended on {ends:%Y-%m-%d}; {renew}.")
+        renew = (
+            f"'pfedme keys -o {path.parent}' renews it" if path.name == "server.crt" else "create new keys"
+        )
+        raise InputError(f"The certificate {path} expired on {ends:%Y-%m-%d}; {renew}.")
     if utc_now() < begins:
         raise InputError(
             f"The certificate {path} is not valid before {begins:%Y-%m-%d %H:%M} UTC; is this machine's "
@@ -290,5 +292,5 @@ def check_dates(path: Path, certificate: x509.Certificate) -> None:
 
 
 def utc_now() -> datetime.datetime:
-    """The time, which certificates tell in UTC."""
+    """The current time in UTC, as in certificates."""
     return datetime.datetime.now(datetime.UTC)

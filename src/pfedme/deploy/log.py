@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 MARK = "pfedme: "
-"""How a line for people begins, in a log that is otherwise Flower's."""
+"""The prefix of lines for people, in a log that is otherwise Flower's."""
 AGAIN_S = 60.0
 """Seconds for which a line is not repeated."""
 KIB, MIB = 2**10, 2**20
@@ -26,7 +26,7 @@ def say(line: str, about: str = "") -> None:
 
 
 def one_line(text: Any, most: int | None = None) -> str:
-    """A text as one line of printable characters, at most so many: others may have written it.
+    """A text as one line of printable characters, at most `most`: others may have written it.
 
     >>> one_line("gone" + chr(27) + "[2J"), one_line([1, 2, 3], 5)
     ('gone [2J', '[1, 2')

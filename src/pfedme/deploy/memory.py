@@ -1,9 +1,9 @@
-"""What a deployed client keeps between rounds, where its algorithm keeps something.
+"""What a deployed client keeps between rounds, if its algorithm keeps something.
 
-A round's new state counts only once the server has said that the upload of that round did, because otherwise
-the two sides would no longer fit together. Until then both are in the file: the state before the round, from
-which a repeated try starts again, and the one after it. If neither is the one after the round that counted
-last, because the file was lost or is an old copy, the client refuses unless its owner lets it start over.
+A round's new state takes effect only once the server has confirmed that the upload of that round counted;
+otherwise the two sides would no longer match. Until then both are in the file: the state before the round,
+from which a retry starts again, and the one after it. If neither is the state after the last round that
+counted, because the file was lost or is an old copy, the client refuses, unless its owner lets it start over.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Memory:
         """and whether it has started over since then."""
 
     def recall(self, counted: Any, first: Callable[[], Any]) -> Any:
-        """What the client keeps, where its upload of round `counted` (the first is 1) was the last to count;
-        what `first` makes if none did, or if it starts over.
+        """What the client keeps, if its upload of round `counted` (the first is 1) was the last to count; the
+        result of `first` if none did, or if it starts over.
 
         Raises a refusal if what the client kept is lost and it may not start over.
         """
@@ -88,4 +88,4 @@ class Memory:
         except FileNotFoundError:
             return {}, {}
         except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError):
-            raise Refusal(f"its file {FILE} cannot be read; its owner has to look at it") from None
+            raise Refusal(f"its file {FILE} cannot be read; its owner has to check it") from None

@@ -12,15 +12,15 @@ import numpy as np
 from pfedme.errors import InputError
 
 Kind = Literal["agree", "join", "train", "finish", "refuse"]
-"""What a client is asked for: what its table is like; to be bound by an agreement; its part of a round; the
-models that it keeps in the end. `refuse` tells it that it cannot take part, or that the run has failed."""
+"""What a client is asked for: a description of its table; to be bound by an agreement; its part of a round;
+the models that it keeps in the end. `refuse` tells it that it cannot take part, or that the run failed."""
 
 Words = dict[str, Any]
 """JSON values."""
 
-UNBOUND = "it knows of no agreement; its state folder is new"
-"""The error of a client that has to be told the agreement again."""
-GONE = "it was asked, and then its connection ended"
+UNBOUND = "it has no agreement; its state folder is new"
+"""The error of a client that needs the agreement again."""
+GONE = "its connection ended after it was asked"
 """The error of a client that may come back."""
 
 STARTED_OVER = "started_over"
@@ -30,12 +30,12 @@ LOST = "it had lost what it kept, and started over"
 """What the ledger says of that."""
 
 SHARED = "shared/"
-"""What the names of the shared model's vectors begin with, where it is sent apart from what the algorithm
+"""The prefix of the names of the shared model's vectors, if it is sent separately from what the algorithm
 sends."""
 
 
 class Content(NamedTuple):
-    """What is in a message: JSON values, and arrays."""
+    """The content of a message: JSON values, and arrays."""
 
     words: Words
     arrays: dict[str, np.ndarray]
@@ -49,22 +49,22 @@ class Reply(NamedTuple):
 
 
 class Refusal(InputError):
-    """What a client does not do, in words that may leave it: they quote no row."""
+    """Why a client refuses a request, in words that may leave it: they quote no row."""
 
 
 def misfit(arrays: Mapping[str, np.ndarray], shapes: Mapping[str, Any]) -> str:
     """What is wrong with arrays that should have these shapes, and be finite; empty if nothing is."""
     if lacking := shapes.keys() - arrays.keys():
-        return f"it has no {sorted(lacking)[0]} in it"
+        return f"it lacks {sorted(lacking)[0]}"
     if extra := arrays.keys() - shapes.keys():
-        return f"it has {str(sorted(extra)[0])[:40]!r} in it, which is not asked for"
+        return f"it contains {str(sorted(extra)[0])[:40]!r}, which was not asked for"
     for name, wanted in shapes.items():
         found = arrays[name]
         if found.shape != wanted.shape or found.dtype != wanted.dtype:
             kind, shape = str(found.dtype)[:40], str(found.shape)[:40]
             return f"it is {kind} of shape {shape}, not {wanted.dtype} of shape {wanted.shape}"
         if np.issubdtype(found.dtype, np.floating) and not np.isfinite(found).all():
-            return "it has numbers that are not finite"
+            return "it contains numbers that are not finite"
     return ""
 
 

@@ -5,8 +5,8 @@
                       of all that, the fingerprint of the table, a secret, and whether the run is over
     rounds.json       the last round that was answered, and the SHA-256 of what was sent in it
 
-A plan holds until the client is started anew, and an agreement, once a round of it was answered, for good.
-Each message has a process of its own, and they take turns: what one reads, no other changes before it writes.
+A plan is binding until the client is restarted, and an agreement permanently once a round of it was answered.
+Each message has its own process, and they take turns: between the read and the write of one, no other writes.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ LOCK = "pins.lock"
 
 
 class Pins:
-    """The files by which a client in a state folder remembers what it is bound by."""
+    """The files in a state folder that record what a client is bound by."""
 
     def __init__(self, state: Path, run: str = "") -> None:
         self.state, self.run = state, run
 
     def begin(self) -> None:
-        """Notes that the client was started anew; a run that is over leaves nothing that binds it."""
+        """Records that the client was started; a finished run leaves nothing that binds it."""
         with self._turn():
             if (self._read(AGREEMENT) or {}).get("over"):
                 for name in (PLAN, AGREEMENT, ROUNDS):
@@ -49,33 +49,33 @@ class Pins:
         return found if found and found["session"] == self._session() else None
 
     def approved(self, plan: Words, approve: str) -> bool:
-        """Whether the owner has approved a plan, if `approve` is the policy's word on that.
+        """Whether the owner has approved a plan, given the policy's `approve`.
 
-        Raises a refusal if it is another plan than the one of this session or than the approved one.
+        Raises a refusal if it is not the plan of this session, or not the approved one.
         """
         sha, asks = sha256(plan), approve == "ask"
         if approve not in ("ask", "any", sha):
-            raise Refusal(f"its owner has approved the plan {approve[:12]}…, and this is {sha[:12]}…")
+            raise Refusal(f"its owner has approved the plan {approve[:12]}…, but this is {sha[:12]}…")
         with self._turn():
             found, session = self._read(PLAN) or {}, self._session()
-            # An owner who asks to be asked has not approved what a laxer policy let pass.
+            # An owner who wants to be asked has not approved what a laxer policy accepted.
             if found.get("sha256") == sha and found["asked" if asks else "approved"]:
                 return True
             if found and found["sha256"] != sha and found["session"] == session:
                 raise Refusal(
-                    f"it was offered the plan {found['sha256'][:12]}… before, and this is {sha[:12]}…; its "
-                    "owner must start it anew for another plan"
+                    f"it was offered the plan {found['sha256'][:12]}… before, but this is {sha[:12]}…; its "
+                    "owner must restart it for another plan"
                 )
             words = {"sha256": sha, "approved": not asks, "asked": False, "session": session, "plan": plan}
             self._write(PLAN, words)
         return not asks
 
     def approve(self, sha: str) -> None:
-        """Notes that the owner was asked about the plan with this hash, and has approved it."""
+        """Records that the owner was asked about the plan with this hash, and has approved it."""
         with self._turn():
             found = self._read(PLAN)
             if found is None or found["sha256"] != sha:
-                raise InputError("The plan that is offered is not the one that was shown; start again.")
+                raise InputError("The offered plan is not the one that was shown; start again.")
             self._write(PLAN, {**found, "approved": True, "asked": True})
 
     def bind(self, agreement: Words, fingerprint: str) -> str:
@@ -92,8 +92,8 @@ class Pins:
             ended = found.get("over") and found["session"] != self._session()
             if same_plan and self._answered(found) and not ended:
                 raise Refusal(
-                    f"it is bound by the agreement {found['sha256'][:12]}…, of which it has answered a "
-                    f"round; its owner can end that by removing {AGREEMENT} from the state folder"
+                    f"it is bound by the agreement {found['sha256'][:12]}… and has answered a round of it; "
+                    f"its owner can end that by removing {AGREEMENT} from the state folder"
                 )
             words = {"sha256": sha, "fingerprint": fingerprint, "over": False, "session": self._session()}
             words |= {"id": secrets.token_hex(8), "secret": secrets.token_hex(8), "agreement": agreement}
@@ -101,17 +101,17 @@ class Pins:
         return sha
 
     def bound(self, sha: Any) -> Words:
-        """The agreement with this hash, by which the client is bound, with `fingerprint` and `secret`."""
+        """The agreement with this hash that binds the client, with `fingerprint` and `secret`."""
         found = self._read(AGREEMENT)
         if found is None:
             raise Refusal(UNBOUND)
         if found["sha256"] != sha:
-            raise Refusal(f"it is bound by the agreement {found['sha256'][:12]}…, and this is about another")
+            raise Refusal(f"it is bound by the agreement {found['sha256'][:12]}…, but this is about another")
         return found
 
     def enter(self, sha: str, t: int, sent: Mapping[str, np.ndarray], *, train: bool) -> None:
-        """Notes that a round of the agreement with this hash is answered for what was sent, before anything
-        leaves.
+        """Records, before anything leaves, that a round of the agreement with this hash is answered for what
+        was sent.
 
         Raises a refusal if the round has passed, or if it was answered for something else.
         """
@@ -137,15 +137,15 @@ class Pins:
                 self._write(ROUNDS, words)
 
     def end(self) -> None:
-        """Notes that the run is over."""
+        """Records that the run is over."""
         with self._turn():
             if found := self._read(AGREEMENT):
                 self._write(AGREEMENT, {**found, "over": True})
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
-        """Waits until no other process is at work on these files, and keeps others waiting."""
-        import fcntl  # which Windows has not
+        """Waits until no other process uses these files, and makes others wait."""
+        import fcntl  # not available on Windows
 
         with writing(self.state):
             self.state.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -161,7 +161,7 @@ class Pins:
     def _session(self) -> str:
         try:
             return (self.state / SESSION).read_text()
-        except FileNotFoundError:  # a client that Flower's own programs run: a session for each run
+        except FileNotFoundError:  # a client run by Flower's own programs: one session for each run
             return self.run
 
     def _read(self, name: str) -> Words | None:
@@ -170,7 +170,7 @@ class Pins:
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
-            raise InputError(f"{self.state / name} cannot be read ({error}); move it away.") from None
+            raise InputError(f"{self.state / name} cannot be read ({error}); move it elsewhere.") from None
 
     def _write(self, name: str, words: Words) -> None:
         with writing(self.state):

@@ -1,4 +1,4 @@
-"""The plan of a deployed run: all that its server decides."""
+"""The plan of a deployed run: everything that its server decides."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from pfedme.errors import InputError
 from pfedme.runs.foreign import name_of
 
 PORT = 9092
-"""The port that Flower's guides have clients connect to, and that firewalls may know."""
+"""The port that clients connect to in Flower's guides, and that firewalls may know."""
 OWN = ("min_clients", "min_replies", "deadline", "max_attempts", "clip", "max_norm_ratio", "join_timeout")
 """The fields of a plan that only a server with clients elsewhere has."""
 UNSEEN_CURVATURE = 100.0
-"""What L is taken for where no step size is given: well above that of most standardised tables."""
+"""The assumed L if no step size is given: well above that of most standardised tables."""
 LARGEST_STEP = 1.0
 """The largest η, α, ηλ and αλ/2 that a client accepts unless its owner says otherwise."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Everything that determines a deployed run but for the clients' tables."""
+    """Everything that determines a deployed run, except for the clients' tables."""
 
     algorithm: Algorithm
     model: Description
@@ -40,30 +40,30 @@ class Plan:
     min_clients: Count = 2
     """Clients that must be connected before training begins."""
     min_replies: Count | None = None
-    """Valid replies that a round needs, or it is repeated; half of the cohort if not given."""
+    """Valid replies that a round needs, otherwise it is repeated; half of the cohort if not given."""
     deadline: Positive = 120.0
     """Seconds that a client has for its part of a round."""
     max_attempts: Count = 5
     """How often a round is tried before the run stops; it can be resumed."""
     clip: NonNegative = 1.0
-    """An update longer than this many times the median length, of its round and the rounds before, is
-    shortened to that; 0 shortens none."""
+    """An update longer than this many times the median length of its round and earlier rounds is shortened
+    to that; 0 shortens none."""
     max_norm_ratio: Positive = 10.0
     """An update longer than this many times the median length is dropped."""
     join_timeout: Positive = 3600.0
     """Seconds to wait for enough clients."""
     eval_every: Index = 0
-    """Rounds between two evaluations, each of which costs another exchange; 0: only at the end."""
+    """Rounds between two evaluations, each of which costs another exchange; 0 for only at the end."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "algorithm", with_cautious_steps(self.algorithm))
 
     def checked(self) -> Plan:
-        """This plan, once it is known that it can be carried out."""
+        """This plan, after a check that it can be carried out."""
         check(self, "the run")
         if not self.algorithm.federated:
             raise InputError(
-                f"{self.algorithm.name} trains no shared model, so that there is nothing for a server to do."
+                f"{self.algorithm.name} trains no shared model, so there is nothing for a server to do."
             )
         model_words(self.model)
         if getattr(self.algorithm, "rechoose", 0):
@@ -71,7 +71,7 @@ class Plan:
         return self
 
     def offer(self) -> Words:
-        """What clients are told of the plan, and what they approve: its hash is that of these words."""
+        """What clients learn about the plan, and what they approve: its hash is that of these words."""
         return {
             "version": __version__,
             "algorithm": {"name": self.algorithm.name, **to_json(self.algorithm)},
@@ -104,33 +104,33 @@ def model_words(model: Description) -> Words:
     names = [name for name, cls in MODELS.items() if type(model) is cls]
     if not names:
         raise InputError(
-            f"{name_of(model)} is for simulations: clients elsewhere import no code that a server names. "
-            "Register it as a model on both sides, by an entry point."
+            f"{name_of(model)} is for simulations: remote clients do not import code that a server names. "
+            "Register it as a model on both sides, with an entry point."
         )
     return {"name": names[0], **to_json(model)}
 
 
 def built(model: Description, features: int, classes: int) -> Model:
-    """The model for the columns that were agreed on, once it is known that it can be kept in a file."""
+    """The model for the columns that were agreed on, after a check that it can be stored in a file."""
     made = model.with_defaults(features).build(features, classes)
     try:
         model_from_json(made.to_json())
     except (NotImplementedError, InputError):
         raise Refusal(
-            f"the model '{model_words(model)['name']}' is made of functions, which no file can hold; it is "
-            "for simulations"
+            f"the model '{model_words(model)['name']}' is made of functions, which cannot be stored in a "
+            "file; it is for simulations"
         ) from None
     return made
 
 
 def offered(words: Any) -> Plan:
-    """The plan that a server offers; raises a refusal if it is none that this version can carry out."""
+    """The plan that a server offers; raises a refusal if this version cannot carry it out."""
     if not isinstance(words, dict):
         raise Refusal("the server's plan cannot be read")
     if words.get("version") != __version__:
         raise Refusal(
-            f"it has pfedme {__version__}, and the server {str(words.get('version'))[:20]}; both sides must "
-            "have the same version"
+            f"it has pfedme {__version__}, but the server has {str(words.get('version'))[:20]}; both sides "
+            "must have the same version"
         )
     try:
         fields = dict(words)
@@ -141,8 +141,8 @@ def offered(words: Any) -> Plan:
         if numbers != set(fields):
             raise Refusal("the server's plan has settings that this version does not know")
         plan = Plan(algorithm=algorithm, model=model, **fields).checked()
-        if plan.offer() != words:  # such as "10" for 10: its owner is shown, and approves, the words
-            raise Refusal("the server's plan is not in the words of this version")
+        if plan.offer() != words:  # such as "10" for 10: the owner sees, and approves, the words
+            raise Refusal("the server's plan is not written as this version writes it")
         return plan
     except Refusal:
         raise
@@ -157,7 +157,7 @@ def _part(words: Words, known: Mapping[str, Any], what: str) -> Any:
     name = fields.pop("name")
     if name not in known:
         raise Refusal(
-            f"it does not know the {what} '{str(name)[:60]}'; the package that has it must be installed on "
-            "both sides"
+            f"it does not know the {what} '{str(name)[:60]}'; the package that provides it must be installed "
+            "on both sides"
         )
     return build(known[name], fields, f"{what} '{name}'")

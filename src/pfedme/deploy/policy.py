@@ -1,6 +1,6 @@
-"""The policy of a data owner: what a server may ask its client for, whatever it asks for.
+"""The policy of a data owner: what a server may ask its client for.
 
-A file `policy.toml` beside the table sets limits, and options of `pfedme client` set them anew:
+A file `policy.toml` next to the table sets limits, and options of `pfedme client` override them:
 
     min-rows = 200
     min-batch = 32
@@ -30,26 +30,26 @@ from pfedme.errors import InputError, unknown
 
 FILE = "policy.toml"
 FAR = 10.0
-"""How many of the agreed standard deviations a client's own mean may be from the agreed one, and how many its
-own may be: pooled over N clients of a size, no honest mean is farther than √N. A column that is stretched
-far more shows single rows."""
+"""Limit, in agreed standard deviations, on the distance of a client's mean from the agreed one, and on its
+own standard deviation: pooled over N clients of equal size, no honest mean is farther than √N. A column that
+is stretched much more reveals single rows."""
 MANY_FEATURES, FEW_FEATURES = 10, 1000
-"""An agreement may have so many times as many features as a client's own table, and so many more."""
+"""An agreement may have this multiple of the features of a client's own table, plus a constant."""
 LONGEST_TEXT = 200
-"""Characters of a name, a class or a category."""
+"""Limit on the characters of a name, a class or a category."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Policy:
-    """What the owner of a table lets a server ask for."""
+    """What the owner of a table allows a server to ask for."""
 
     approve: str = "ask"
-    """Who approves a plan: 'ask' asks at the terminal, 'any' accepts any plan within the
-    limits, and the SHA-256 of a plan accepts that plan alone."""
+    """How a plan is approved: 'ask' asks at the terminal, 'any' accepts any plan within the limits, and the
+    SHA-256 of a plan accepts only that plan."""
     min_rows: Count = 50
     """Fewest training rows with which this client takes part."""
     min_count: Count = 5
-    """Texts in fewer training rows than this are not disclosed, and numbers with fewer different values only
+    """Texts that occur in fewer training rows are not revealed, and numbers with fewer different values only
     roughly."""
     min_batch: Index = 16
     """Smallest mini-batch, B; 0 also allows plans that use all rows at once (B = 0)."""
@@ -77,16 +77,16 @@ class Policy:
     """What to do in the middle of a run if what this client keeps for the algorithm is no longer in its state
     folder: refuse, or start over and tell the server."""
     models: tuple[str, ...] = ("mlr",)
-    """Models that may be trained, joined by commas. In other models, a server can set hidden units so that
+    """Models that may be trained, separated by commas. In other models, a server can set hidden units so that
     they capture single rows."""
     algorithms: tuple[str, ...] = ()
-    """Algorithms that may be used, joined by commas; if not given, all that are part of pfedme, and none of
-    another package."""
+    """Algorithms that may be used, separated by commas; if not given, all that are part of pfedme, and none
+    of other packages."""
     columns: tuple[str, ...] = ()
-    """Columns that may be used, joined by commas; all that --features and --drop leave if not given."""
+    """Columns that may be used, separated by commas; if not given, all that --features and --drop leave."""
 
     def checked(self) -> Policy:
-        """This policy, once it is known to make sense."""
+        """This policy, after a check that it makes sense."""
         if self.approve not in ("ask", "any") and not re.fullmatch("[0-9a-f]{64}", self.approve):
             raise InputError(
                 f"--approve must be ask, any or the SHA-256 of a plan (64 digits, 0-9 and a-f), not "
@@ -102,8 +102,8 @@ class Policy:
         return self
 
     def check_table(self, rows: int, columns: Sequence[str], plan: Plan | None = None) -> None:
-        """Raises a refusal if a table with so many training rows and these columns is not to be used, or not
-        for a plan."""
+        """Raises a refusal if a table with this many training rows and these columns may not be used, or not
+        for this plan."""
         if rows < self.min_rows:
             raise Refusal(f"it has fewer training rows than its limit of {self.min_rows} (--min-rows)")
         if plan and self.max_draws * rows < plan.algorithm.R * plan.algorithm.B:
@@ -119,9 +119,9 @@ class Policy:
         algorithm = plan.algorithm
         allowed = self.algorithms or tuple(ALGORITHMS.own)
         if algorithm.name not in allowed:
-            raise Refusal(f"its policy allows {', '.join(allowed)}, and not {algorithm.name} (--algorithms)")
+            raise Refusal(f"its policy allows {', '.join(allowed)}, but not {algorithm.name} (--algorithms)")
         if (model := model_words(plan.model)["name"]) not in self.models:
-            raise Refusal(f"its policy allows the model {', '.join(self.models)}, and not {model} (--models)")
+            raise Refusal(f"its policy allows the model {', '.join(self.models)}, but not {model} (--models)")
         if algorithm.batches != "random" and self.batch_key == "secret":
             raise Refusal("the plan does not draw mini-batches at random (--batch-key seed would allow it)")
         eta, lam = algorithm.eta, getattr(algorithm, "lam", 0.0)
@@ -140,15 +140,15 @@ class Policy:
             if not fine:
                 option = f"--{limit.replace('_', '-')}"
                 raise Refusal(
-                    f"the plan's {name} is {value:g}, and its limit is {getattr(self, limit):g} ({option})"
+                    f"the plan's {name} is {value:g}, but its limit is {getattr(self, limit):g} ({option})"
                 )
 
     def most_classes(self, told: Told) -> int:
-        """How many classes the label of a client that tells this may have."""
+        """How many classes the label may have, for a client that shares this."""
         return self.max_classes or len(told.classes)
 
     def check_schema(self, schema: Schema, told: Told) -> None:
-        """Raises a refusal if a schema does not fit what this client has told of its table."""
+        """Raises a refusal if a schema does not fit what this client has shared about its table."""
         if (schema.label, schema.task, schema.impute) != (told.label, told.task, told.impute):
             raise Refusal("the agreement is not about the label and the task of its table")
         if len(schema.columns) != len(told.numbers) + len(told.categories):
@@ -158,7 +158,7 @@ class Policy:
             raise Refusal("the agreement is not about plain numbers and categories")
         features = len(told.numbers) + sum(map(len, told.categories.values()))
         if schema.features > MANY_FEATURES * features + FEW_FEATURES:
-            raise Refusal(f"the agreement makes {schema.features:,} features of its {features:,}")
+            raise Refusal(f"the agreement turns its {features:,} features into {schema.features:,}")
         for kind, own in (("number", told.numbers), ("category", told.categories)):
             names = [column.name for column in schema.columns if column.kind == kind]
             if sorted(names) != sorted(own):
@@ -176,13 +176,13 @@ class Policy:
         most = self.most_classes(told)
         if len(schema.labels) > most:
             raise Refusal(
-                f"the agreement has {len(schema.labels):,} classes, and its limit is {most} (--max-classes, "
-                "if the label can have more than its rows have)"
+                f"the agreement has {len(schema.labels):,} classes, but its limit is {most} (--max-classes, "
+                "if the label can have more than occur in its rows)"
             )
         _check_texts(f"label '{schema.label}'", schema.labels, told.classes, most)
 
     def check_size(self, parameters: int) -> None:
-        """Raises a refusal if a model with so many parameters is too large."""
+        """Raises a refusal if a model with this many parameters is too large."""
         if 4 * parameters > 1e6 * self.max_megabytes:
             raise Refusal(
                 f"the model has {parameters:,} parameters, above its limit of {self.max_megabytes:g} "
@@ -198,7 +198,7 @@ def _check_scaling(column: Column, own: Moments) -> None:
         raise Refusal(f"the agreed scaling of '{column.name}' is impossible")
     if own.values and max(abs(own.mean - column.mean), own.spread**0.5) > FAR * column.scale:
         raise Refusal(f"the agreed scaling of '{column.name}' is far from that of its rows")
-    # What numbers are counted from must be near them: from afar, rounding hides all but what a server likes.
+    # Numbers must be measured from a value near them: from afar, rounding hides all but what a server wants.
     if abs(column.zero - column.mean) > FAR * column.scale:
         raise Refusal(f"the agreed scaling of '{column.name}' is impossible")
 
@@ -211,7 +211,7 @@ def _check_texts(what: str, texts: Sequence[str], own: Sequence[str], most: int)
 
 
 def read_policy(data: Path, given: Mapping[str, Any]) -> Policy:
-    """The policy in policy.toml beside a table, with what is `given` on the command line set anew."""
+    """The policy in policy.toml next to a table, overridden by what is `given` on the command line."""
     path = (data if data.is_dir() else data.parent) / FILE
     fields: dict[str, Any] = {}
     if path.is_file():

@@ -1,4 +1,5 @@
-"""Starting, watching and stopping Flower's processes, so that none is ever left behind, nor their files."""
+"""Starting, watching and stopping Flower's processes, so that neither they nor their files are left
+behind."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from pfedme.files import cache_folder, writing
 
 KEEPER = Path(__file__).with_name("keeper.py")
 PREFIX = "pfedme-"
-"""What the names of home folders begin with."""
+"""The prefix of the names of home folders."""
 START_S = 180.0
 """Seconds that a SuperLink may take to start."""
 STOP_S = 15.0
@@ -30,7 +31,7 @@ STOP_S = 15.0
 
 
 class SupervisedProcess:
-    """A command under a keeper, which ends it with all its children however this process ends."""
+    """A command under a keeper, which ends it and all its children however this process ends."""
 
     def __init__(self, command: Sequence[str], log: Path, home: Path) -> None:
         with writing(log):
@@ -39,7 +40,7 @@ class SupervisedProcess:
         self.told = events_file(home)
         self.told_end = self.told.stat().st_size if self.told.exists() else 0
         words = [sys.executable, "-I", "-S", str(KEEPER), str(log), str(home), *command]
-        # A session of its own, so that Ctrl-C comes to us alone and the order of ending is ours.
+        # A separate session, so that only this process receives Ctrl-C and decides the order of ending.
         self.process = subprocess.Popen(
             words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             start_new_session=True, env=environment(home),
@@ -51,17 +52,17 @@ class SupervisedProcess:
         return self.process.poll()
 
     def news(self) -> list[str]:
-        """The whole lines that the log has got since the last call."""
+        """The complete lines that were added to the log since the last call."""
         lines, self.end = lines_since(self.log, self.end)
         return lines
 
     def events(self) -> list[Event]:
-        """What the command has told since the last call."""
+        """The events of the command since the last call."""
         lines, self.told_end = lines_since(self.told, self.told_end)
         return [read_event(line) for line in lines]
 
     def runs(self, program: str) -> bool:
-        """Whether the command, or what it has started, runs a program of this name."""
+        """Whether the command, or a process that it has started, runs a program of this name."""
         for pid in descendants(self.process.pid):
             with contextlib.suppress(OSError):
                 words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
@@ -70,7 +71,7 @@ class SupervisedProcess:
         return False
 
     def stop(self) -> None:
-        """Ends the command and all that it has started."""
+        """Ends the command and everything that it has started."""
         assert self.process.stdin is not None
         with contextlib.suppress(OSError):
             self.process.stdin.close()
@@ -88,7 +89,7 @@ class SupervisedProcess:
 
 
 def lines_since(path: Path, place: int) -> tuple[list[str], int]:
-    """The whole lines of a file after a place, without colours, and the place after them."""
+    """The complete lines of a file after a position, without colours, and the position after them."""
     try:
         with path.open("rb") as file:
             file.seek(place)
@@ -100,11 +101,11 @@ def lines_since(path: Path, place: int) -> tuple[list[str], int]:
 
 
 def environment(home: Path) -> dict[str, str]:
-    """The environment of Flower's programs: quiet, with a home of their own, and each other on the path."""
+    """The environment of Flower's programs: quiet, with a private home, and with each other on the path."""
     beside = str(Path(sys.executable).parent)
     given = dict(os.environ)
     if given.pop("PYTHONDONTWRITEBYTECODE", None):
-        # Without bytecode each of Flower's many processes would compile its sources anew, for seconds.
+        # Without bytecode, each of Flower's many processes would spend seconds on compiling its sources.
         given["PYTHONPYCACHEPREFIX"] = str(cache_folder() / "bytecode")
     return {
         **given,
@@ -113,35 +114,35 @@ def environment(home: Path) -> dict[str, str]:
         "FLWR_HOME": str(home),
         VARIABLE: str(events_file(home)),
         "TMPDIR": str(home),
-        "FORWARDED_ALLOW_IPS": "127.0.0.1",  # nobody else tells where a request comes from
-        "PYTHONSAFEPATH": "1",  # no module is taken from the folder that a command happens to be started in
+        "FORWARDED_ALLOW_IPS": "127.0.0.1",  # nobody else may say where a request comes from
+        "PYTHONSAFEPATH": "1",  # no module is imported from the folder in which a command is started
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
-        # How often Flower's programs look for work; its default of a second is most of a short round.
+        # How often Flower's programs look for work; the default of one second is most of a short round.
         "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": os.environ.get("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", "0.1"),
         "PYTHONUNBUFFERED": "1",
     }
 
 
 def off_proxies(*hosts: str) -> dict[str, str]:
-    """Variables by which this machine, also under the names `hosts`, is reached without a proxy."""
+    """Variables that make this machine, also under the names `hosts`, reachable without a proxy."""
     own = ["127.0.0.1", "localhost", "::1", *hosts]
     return {name: ",".join(filter(None, [os.environ.get(name), *own])) for name in ("NO_PROXY", "no_proxy")}
 
 
 @contextlib.contextmanager
 def private_home() -> Iterator[Path]:
-    """A folder for Flower's own files, gone in the end.
+    """A folder for Flower's files, removed at the end.
 
     If this process is killed, its keeper removes the folder; if both are, the next call on this machine does.
     """
     remove_leftovers()
     with contextlib.ExitStack() as stack:
         while True:
-            home = Path(tempfile.mkdtemp(prefix=PREFIX))  # of mode 0700
+            home = Path(tempfile.mkdtemp(prefix=PREFIX))  # with mode 0700
             (home / LOCK).touch()
             stack.callback(remove, home)
-            # Before it was held, another process may have taken it for a leftover.
+            # Before it was locked, another process may have taken it for a leftover.
             if stack.enter_context(held(home)):
                 break
         yield home
@@ -181,14 +182,14 @@ def joined(host: str, port: int) -> str:
 
 
 def free_port() -> int:
-    """A port of this machine's loopback that nobody listens on."""
+    """An unused port on the loopback interface."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return one.getsockname()[1]
 
 
 def refuse_taken(host: str, port: int) -> None:
-    """Raises an error if it is impossible to listen there."""
+    """Raises an error if it is not possible to listen there."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as one:
@@ -196,13 +197,12 @@ def refuse_taken(host: str, port: int) -> None:
             one.bind(address)
     except OSError as error:
         raise InputError(
-            f"It is impossible to listen on {joined(host, port)}: {error.strerror or error}; choose another "
-            "--listen."
+            f"Cannot listen on {joined(host, port)}: {error.strerror or error}; choose another --listen."
         ) from None
 
 
 def own_address(host: str) -> str:
-    """The address by which this machine reaches what listens on `host`."""
+    """The address at which this machine reaches a server that listens on `host`."""
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
 
 
@@ -228,12 +228,12 @@ def await_health(process: SupervisedProcess, host: str, port: int, ca: Path | No
         time.sleep(0.1)
     said = [line for line in process.news() if line.strip()]
     raise RunError(
-        f"Flower's SuperLink did not start; its last words in {process.log}: {' '.join(said[-3:])}"
+        f"Flower's SuperLink did not start; the last lines of {process.log}: {' '.join(said[-3:])}"
     )
 
 
 def _wrong_name(host: str, error: ssl.SSLCertVerificationError) -> InputError:
     return InputError(
-        f"The server's certificate is not good for {own_address(host)} ({error.verify_message}); "
-        f"'pfedme keys --server {own_address(host)}' makes it so."
+        f"The server's certificate does not cover {own_address(host)} ({error.verify_message}); "
+        f"'pfedme keys --server {own_address(host)}' adds it."
     )

@@ -1,4 +1,4 @@
-"""Where a deployed run stands."""
+"""The state of a deployed run."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from pfedme.runs.ledger import Part
 
 @dataclasses.dataclass(frozen=True)
 class Progress:
-    """Where a deployed run stands after `t` rounds; with the plan it determines what follows."""
+    """The state of a deployed run after `t` rounds; with the plan it determines what follows."""
 
     t: int
     server: Any
-    """What the algorithm's server keeps: mostly the shared model."""
+    """What the algorithm's server keeps: usually the shared model."""
     agreement: Agreement
     ledger: tuple[Part, ...] = ()
-    """Lines that are not yet written."""
+    """Lines that have not been written yet."""
     attempt: int = 0
-    """How often the next round was tried in vain."""
+    """Number of failed attempts at the next round."""
     norms: tuple[float, ...] = ()
     """Lengths of the last updates that counted."""
     lates: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    """How often clients were late since they last were not."""
+    """How often in a row clients have been late."""
     counted: Mapping[str, int] = dataclasses.field(default_factory=dict)
     """The last round in which each client's upload counted; the first is 1."""
     history: tuple[dict[str, Any], ...] = ()
@@ -46,7 +46,7 @@ class Progress:
 
 
 class Stopped(RunError):
-    """Too few clients, or too few good replies too often; the run can be resumed from `progress`."""
+    """Too few clients, or too few good replies too often. The run can be resumed from `progress`."""
 
     def __init__(self, why: str, progress: Progress | None = None) -> None:
         super().__init__(why)

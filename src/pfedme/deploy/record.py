@@ -39,7 +39,7 @@ LOG = "server.log"
 
 
 def note(out: Path, line: str, done: int | None = None) -> None:
-    """Puts a line into a run's log, with the time; `done` is how many rounds it says are done."""
+    """Writes a line with the time to a run's log; `done` is the number of finished rounds that it reports."""
     now = datetime.now().isoformat(" ", "milliseconds")
     text = f"{now} {one_line(line)}"
     if done is not None:
@@ -55,14 +55,14 @@ class DeploymentRecord:
         self.plan, self.folder, self.command = plan, Folder(path), command
         self.began = time.monotonic()
         self.before = 0.0
-        """Seconds that earlier parts of the run took."""
+        """Seconds that earlier sessions of the run took."""
 
     def tell(self, line: str, done: int | None = None) -> None:
-        """Puts a line into the log; see `note`."""
+        """Writes a line to the log; see `note`."""
         note(self.folder.path, line, done)
 
     def run(self, progress: Progress | None) -> Run:
-        """The run as a record knows it."""
+        """The run as it appears in a record."""
         plan, agreed = self.plan, progress.agreement if progress else None
         names = agreed.names if agreed else ()
         return Run(
@@ -77,7 +77,7 @@ class DeploymentRecord:
         )
 
     def write_record(self, status: str, progress: Progress | None, reason: str | None = None) -> None:
-        """record.json, which says how far the run has come."""
+        """Writes record.json, which shows how far the run has come."""
         history = list(progress.history) if progress else []
         spent = self.before + time.monotonic() - self.began
         content = {
@@ -103,8 +103,8 @@ class DeploymentRecord:
             atomic_write(self.folder.record, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
     def save(self, progress: Progress) -> Progress:
-        """Writes the state after a round, from which the run can go on, and its lines of the ledger; returns
-        it without them."""
+        """Writes the state after a round, from which the run can be resumed, and its lines of the ledger;
+        returns the state without them."""
         with writing(self.folder.path):
             with (self.folder.path / LEDGER).open("ab") as ledger:
                 ledger.write(ledger_csv(progress.ledger, header=ledger.tell() == 0).encode())
@@ -126,13 +126,13 @@ class DeploymentRecord:
         return dataclasses.replace(progress, ledger=())
 
     def restore(self, server: Server) -> Progress | None:
-        """The state in the checkpoint; None if the run had not come to its first round."""
+        """The state in the checkpoint; None if the run had not reached its first round."""
         if not self.folder.checkpoint.exists():
             return None
         tensors, about = self.folder.read_checkpoint()
         self.before = float(about["spent"])
         with writing(self.folder.path), (self.folder.path / LEDGER).open("ab") as ledger:
-            # Lines of a round that was not saved, because the server was killed between the two.
+            # Remove lines of a round that was not saved, because the server was killed between the two.
             ledger.truncate(int(about["ledger"]))
         agreement = Agreement.from_json(about["agreement"])
         return Progress(
@@ -147,7 +147,7 @@ class DeploymentRecord:
         )
 
     def finish(self, server: Server, progress: Progress, told: Mapping[str, Content]) -> None:
-        """All files of a finished run; its folder is complete once record.json says so."""
+        """Writes all files of a finished run; its folder is complete once record.json says so."""
         from pfedme.report.figures import curves
 
         schema, names = progress.agreement.schema, progress.agreement.names
@@ -182,7 +182,7 @@ class DeploymentRecord:
             self.tell(f"The page could not be written ({error}); 'pfedme report' writes it.")
 
     def report(self) -> None:
-        """Writes the page that tells of the run."""
+        """Writes the report page of the run."""
         from pfedme.report.html.page import NAME, report
 
         report([self.folder.path], self.folder.path / NAME, force=True)
@@ -192,7 +192,7 @@ PLAN_NUMBERS = [f for f in dataclasses.fields(Plan) if f.name not in ("algorithm
 
 
 def gathered(t: int, told: list[dict[str, Any]], unit: float) -> Evaluation:
-    """The evaluation that clients' sums amount to."""
+    """The evaluation computed from clients' sums."""
 
     def scores(part: str) -> dict[str, Scores]:
         kinds = [kind for kind in ("global", "local", "personal") if kind in told[0][part]]
@@ -219,8 +219,8 @@ def carry_out(
     resume: bool,
     agreed: Callable[[Progress], None] = lambda _: None,
 ) -> None:
-    """A deployed run from its beginning, or from its last round, to its end; `agreed` is called before its
-    first round."""
+    """Carries out a deployed run from the beginning, or from its last round, to the end; `agreed` is called
+    before its first round."""
     plan, progress = server.plan, record.restore(server) if resume else None
     try:
         if progress is None:
@@ -257,7 +257,7 @@ def carry_out(
 
 
 def evaluated(server: Server, progress: Progress, *, last: bool) -> tuple[Progress, dict[str, Content]]:
-    """The state with an entry in its history, as far as clients share their scores, and what they told."""
+    """The state with a new entry in its history, if clients share their scores, and what they shared."""
     told = server.finish(progress, last=last)
     shared = [content.words["scores"] for content in told.values() if "scores" in content.words]
     if shared and not any(entry["round"] == progress.t for entry in progress.history):

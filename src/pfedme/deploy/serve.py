@@ -1,4 +1,4 @@
-"""What `pfedme server` does: a SuperLink, a run on it, and what people see of it."""
+"""What `pfedme server` does: a SuperLink, a run on it, and its output for people."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ from pfedme.livebar import Rounds
 from pfedme.runs.folder import Folder
 
 SETUP = "server.json"
-"""The file, in the run's folder, of what the server was started with."""
+"""The file in the run's folder with the settings that the server was started with."""
 NOT_BEGUN = "not begun"
-"""The status of a run that has been set up and has no record yet."""
+"""The status of a run that has been set up but has no record yet."""
 FLOWER_LOG = "flower.log"
 LOOK_S, ASK_S, GONE_S, SILENT_S = 0.2, 2.0, 5.0, 120.0
-"""Seconds between two looks at the logs, between two questions to the SuperLink, until a run whose process
-has gone must be called finished, and for which a SuperLink may leave questions unanswered."""
+"""Seconds between two checks of the logs, between two requests to the SuperLink, until a run whose process
+has ended must be reported as finished, and for which a SuperLink may leave requests unanswered."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Setup:
-    """What a server is started with."""
+    """The settings that a server is started with."""
 
     config: dict[str, Any]
     """The run configuration of the Flower app."""
@@ -54,13 +54,13 @@ class Setup:
     """The folder of keys; None without TLS and keys."""
 
     def write(self, out: Path) -> None:
-        """Puts it into the run's folder."""
+        """Writes it to the run's folder."""
         with writing(out):
             atomic_write(out / SETUP, json.dumps(dataclasses.asdict(self), indent=1) + "\n")
 
     @classmethod
     def read(cls, out: Path) -> Setup:
-        """What the run in a folder was started with."""
+        """The settings that the run in a folder was started with."""
         try:
             return cls(**json.loads((out / SETUP).read_text()))
         except FileNotFoundError:
@@ -70,10 +70,10 @@ class Setup:
 
 
 def refuse_out(out: Path, *, force: bool) -> None:
-    """Raises an error if the folder holds something that would be lost."""
+    """Raises an error if the folder contains something that would be lost."""
     if (out / SETUP).exists() and not force:
         status = status_of(out)
-        verb = "begins" if status == NOT_BEGUN else "continues"
+        verb = "starts" if status == NOT_BEGUN else "continues"
         goes_on = "" if status == "finished" else f"'pfedme server --resume {out}' {verb} it, "
         what = f"a run that has {status}" if status == NOT_BEGUN else f"a {status} run"
         raise InputError(f"{out} holds {what}; {goes_on}--force starts over.")
@@ -87,7 +87,7 @@ def status_of(out: Path) -> str:
 
 
 def claim(out: Path) -> None:
-    """Makes the folder, without what an earlier run left in it."""
+    """Creates the folder, or clears what an earlier run left in it."""
     Folder(out).claim()
     with writing(out):
         for name in (LEDGER, LOG, FLOWER_LOG, SETUP):
@@ -103,8 +103,8 @@ def check(setup: Setup) -> str | None:
     keys = server_keys(Path(setup.keys))
     if own_address(setup.host) not in keys.hosts:
         raise InputError(
-            f"The certificate {keys.certificate} is not good for {own_address(setup.host)}; "
-            f"'pfedme keys --server {own_address(setup.host)} -o {setup.keys}' makes it so."
+            f"The certificate {keys.certificate} does not cover {own_address(setup.host)}; "
+            f"'pfedme keys --server {own_address(setup.host)} -o {setup.keys}' adds it."
         )
     return keys.warning()
 
@@ -117,11 +117,11 @@ def serve(setup: Setup, out: Path, *, resume: bool) -> dict[str, Any]:
             status = _serve(setup, out, home, screen, resume=resume)
     except KeyboardInterrupt:
         begun = status_of(out) != NOT_BEGUN
-        goes_on = f"what was done is saved, and {again} goes on where it stopped"
-        raise Interrupted(out, goes_on if begun else f"the run has not begun; {again} begins it") from None
+        goes_on = f"its progress is saved, and {again} continues where it stopped"
+        raise Interrupted(out, goes_on if begun else f"the run has not begun; {again} starts it") from None
     if status_of(out) == NOT_BEGUN:
         why = status.details or f"its process ended; see {out / FLOWER_LOG}"
-        raise RunError(f"The run did not begin: {why.rstrip('.')}. {again} begins it.")
+        raise RunError(f"The run did not begin: {why.rstrip('.')}. {again} starts it.")
     record = Folder(out).read()
     if record.get("status") == "finished":
         return record
@@ -129,7 +129,7 @@ def serve(setup: Setup, out: Path, *, resume: bool) -> dict[str, Any]:
     if record.get("status") == "failed":
         raise RunError(f"The run failed: {why}")
     raise RunError(
-        f"The run stopped: {why.rstrip('.')}. What was done is saved; {again} goes on where it stopped."
+        f"The run stopped: {why.rstrip('.')}. Its progress is saved; {again} continues where it stopped."
     )
 
 
@@ -182,7 +182,7 @@ def _watch(
             started |= running
             here = here if started and not running else now
         lines, seen = lines_since(out / LOG, seen)
-        # An event comes before its line, and so is known by now.
+        # An event is written before its line, so it is known by now.
         rounds |= {event.line: event.number for event in process.events() if event.name == "round done"}
         for line in lines:
             screen(without_date(line), rounds.pop(line, None))
@@ -192,7 +192,7 @@ def _watch(
                     log.write(control.words(run))
             return status
         if started and now - here > GONE_S:
-            return Status(True, False, f"its process was ended from outside; see {out / FLOWER_LOG}")
+            return Status(True, False, f"its process was killed; see {out / FLOWER_LOG}")
         if process.status is not None:
             return Status(True, False, f"Flower's SuperLink ended; see {out / FLOWER_LOG}")
         time.sleep(LOOK_S)
@@ -208,13 +208,13 @@ def without_date(line: str) -> str:
 
 
 def summary(record: Mapping[str, Any], out: Path) -> list[str]:
-    """What a finished run that has no scores leaves to say."""
+    """The summary of a finished run without scores."""
     told = record.get("deployment", {})
     refused = told.get("refused") or {}
     clients = len(told.get("clients", []))
     lines = [
         f"The run is finished: {record['config']['rounds']} rounds with {clients} clients.",
-        "No client shared its scores; those of its own models are its own.",
+        "No client shared its scores; each client keeps those of its own models.",
         f"Results: {out}/ (model.safetensors, {LEDGER}, {LOG}, record.json)",
     ]
     return lines + [f"Refused {name}: {why}" for name, why in refused.items()]

@@ -1,4 +1,4 @@
-"""The server's side: an agreement, then rounds with clients that are elsewhere, some of whom fail."""
+"""The server's side: an agreement, then rounds with remote clients, some of which fail."""
 
 from __future__ import annotations
 
@@ -31,37 +31,38 @@ from pfedme.errors import RunError
 from pfedme.runs.ledger import Part
 
 PATIENCE = 2.0
-"""How many times as long as for the others to wait for a client that was late the last time,"""
+"""The time that a client that was late the last time gets, as a multiple of the others' time,"""
 FULL_WAIT = 5
-"""but for one in so many times, when it has all the time again."""
+"""except for one in this many times, when it gets the full time again."""
 LOOK_S = 0.5
-"""Seconds between two looks at who is there."""
+"""Seconds between two checks of which clients are connected."""
 
 
 class Server:
-    """A plan being carried out with the clients at the other end of a channel."""
+    """Carries out a plan with the clients at the other end of a channel."""
 
     def __init__(self, plan: Plan, channel: Channel, tell: Tell) -> None:
         self.plan, self.channel, self.tell = plan.checked(), channel, tell
         self.gathering = Gathering(self.plan, channel, tell)
         self.settled = False
-        """Whether a round was done since the server started: before that clients may still be coming back."""
+        """Whether a round was finished since the server started: before that, clients may still be coming
+        back."""
         self.unbound: set[str] = set()
-        """Clients of the agreement that have to be told it again."""
+        """Clients of the agreement that need it again."""
         self.news: dict[str, Words] = {}
-        """What became of the clients' last parts."""
+        """The outcomes of the clients' last parts."""
         self.hashed: tuple[Agreement, str] | None = None
         """The agreement and its hash,"""
         self.shapes: tuple[Agreement, Exchange] | None = None
         """and the shapes of what is exchanged under it."""
 
     def begin(self) -> Progress:
-        """Waits for clients that agree, and makes the first model."""
+        """Waits for clients that agree, and makes the initial model."""
         agreement = self.gathering.agreement()
         return Progress(0, self.first_server(agreement), agreement)
 
     def fail(self, why: str) -> None:
-        """Tells all clients that the run has failed, lest they wait for it."""
+        """Tells all clients that the run has failed, so that they do not wait for it."""
         self.gathering.fail(why)
 
     def first_server(self, agreement: Agreement) -> Any:
@@ -93,7 +94,7 @@ class Server:
         return [names[i] for i in draw_cohort(by_id, size, self.plan.seed, progress.t)]
 
     def round(self, progress: Progress) -> Progress:
-        """The state after one more round, which is tried again as long as too few replies are good."""
+        """The state after one more round, which is repeated if too few replies are good."""
         cohort, before, number = self.cohort(progress), progress.attempt, progress.t + 1
         least = self.least(cohort)
         self.gathering.refuse_latecomers(progress.agreement)
@@ -124,12 +125,12 @@ class Server:
                 + (
                     "it is repeated."
                     if attempt < before + self.plan.max_attempts
-                    else "that was the last try."
+                    else "that was the last attempt."
                 )
             )
         raise Stopped(
             f"Round {number} had too few good replies {self.plan.max_attempts} times; its clients must come "
-            "back before the run goes on.",
+            "back before the run can continue.",
             progress,
         )
 
@@ -141,11 +142,11 @@ class Server:
             }  # fmt: skip
 
     def least(self, cohort: Sequence[str]) -> int:
-        """Good replies that a round must have."""
+        """Number of good replies that a round needs."""
         return min(self.plan.min_replies or -(-len(cohort) // 2), len(cohort))
 
     def _await(self, cohort: Sequence[str], least: int) -> None:
-        """Waits, for as long as clients have for a round, until enough of a cohort are there."""
+        """Waits, for at most the deadline of a round, until enough clients of a cohort are connected."""
         until = time.monotonic() + self.plan.deadline
         while len(set(cohort) & set(self.channel.present())) < least and time.monotonic() < until:
             time.sleep(LOOK_S)
@@ -153,7 +154,7 @@ class Server:
     def collect(
         self, progress: Progress, cohort: Sequence[str], attempt: int
     ) -> tuple[list[Part], dict[str, Upload]]:
-        """What became of each client's part of a round, and the uploads that are good."""
+        """The outcome of each client's part of a round, and the good uploads."""
         here = set(self.channel.present()) & set(cohort)
         self._bind_again(progress.agreement, here)
         replies, waited = self.replies(progress, [name for name in cohort if name in here], cohort, attempt)
@@ -174,16 +175,16 @@ class Server:
         return list(parts.values()), uploads
 
     def _bind_again(self, agreement: Agreement, here: set[str]) -> None:
-        """Tells clients the agreement that do not know it any more."""
+        """Sends the agreement to clients that no longer have it."""
         if again := sorted(self.unbound & here):
             self.unbound -= self.gathering.bind(agreement, again)
 
     def replies(
         self, progress: Progress, here: Sequence[str], cohort: Sequence[str], attempt: int
     ) -> tuple[dict[str, Reply], dict[str, float]]:
-        """What the clients of a cohort that are here answer, and for how long each was waited for.
+        """The replies of the connected clients of a cohort, and how long the server waited for each.
 
-        One that was late the last time is waited for less, if the others' replies are enough.
+        A client that was late the last time gets less time, if the others' replies are enough.
         """
         slow = {n for n in here if attempt == 1 and progress.lates.get(n, 0) % FULL_WAIT}
         others = 0.0
@@ -201,8 +202,8 @@ class Server:
         return replies, waited
 
     def words(self, progress: Progress, name: str) -> Words:
-        """What is in a message beside what the algorithm sends: the agreement by its hash, the round, the
-        round in which the client's upload last counted, and what became of its last part."""
+        """The content of a message besides what the algorithm sends: the hash of the agreement, the round,
+        the round in which the client's upload last counted, and the outcome of its last part."""
         if self.hashed is None or self.hashed[0] is not progress.agreement:
             self.hashed = progress.agreement, progress.agreement.sha256(self.plan.offer())
         news = {"news": self.news[name]} if name in self.news else {}
@@ -210,7 +211,8 @@ class Server:
         return {"agreement": self.hashed[1], "round": progress.t, "counted": counted, **news}
 
     def sent(self, progress: Progress, name: str, *, shared: bool = False) -> dict[str, np.ndarray]:
-        """What the algorithm sends to a client, and if `shared` the shared model, unless that is just it."""
+        """What the algorithm sends to a client, and if `shared` also the shared model, unless they are the
+        same."""
         place = progress.agreement.names.index(name)
         sent, w = self.plan.algorithm.send(progress.server, jnp.int32(place)), self.shared(progress)
         apart = to_vectors(w) if shared and w is not None and w is not sent else {}
@@ -219,7 +221,7 @@ class Server:
     def combine(
         self, progress: Progress, parts: Sequence[Part], uploads: Mapping[str, Upload]
     ) -> tuple[Any, list[Part]]:
-        """What the server keeps after the round, and the parts with what each did to the step."""
+        """What the server keeps after the round, and the parts with the effect of each on the step."""
         stack = jax.tree.map(lambda *all: jnp.stack(all), *(upload.tree for upload in uploads.values()))
         rows = np.array([upload.rows for upload in uploads.values()], np.float32)
         names = progress.agreement.names
@@ -245,7 +247,7 @@ class Server:
         ]  # fmt: skip
 
     def finish(self, progress: Progress, *, last: bool) -> dict[str, Content]:
-        """Asks every client for its models in answer to w; returns what they tell of their scores.
+        """Asks every client for its models in answer to w; returns what they share about their scores.
 
         If it is the `last` time, clients keep these models to use.
         """
@@ -278,7 +280,7 @@ class Server:
         usual = Counter(shape for shape in shapes.values() if shape).most_common(1)
         for name, shape in shapes.items():
             if not usual or shape != usual[0][0]:
-                self.tell(f"{name} shares scores that cannot be; they are left out.")
+                self.tell(f"{name} shares impossible scores; they are left out.")
                 told[name] = Content({}, {})
         return told
 
@@ -289,7 +291,7 @@ def _server_update(algorithm: Algorithm, server: Any, uploads: Any, cohort: Coho
 
 
 def _numbers(server: Any) -> list[np.ndarray]:
-    """The arrays of fractions in what a server keeps."""
+    """The floating-point arrays in what a server keeps."""
     leaves = map(np.asarray, jax.tree.leaves(server))
     return [leaf.astype(np.float64) for leaf in leaves if np.issubdtype(leaf.dtype, np.floating)]
 
@@ -299,6 +301,6 @@ def _finite(server: Any) -> bool:
 
 
 def _length(new: Any, old: Any) -> float:
-    """How far what the server keeps has moved."""
+    """How far the server's state has moved."""
     pairs = zip(_numbers(new), _numbers(old), strict=True)
     return float(np.sqrt(sum(np.sum((a - b) ** 2) for a, b in pairs)))

@@ -1,4 +1,4 @@
-"""What `pfedme client` does: a SuperNode beside the data, and what its owner sees of it."""
+"""What `pfedme client` does: a SuperNode next to the data, and its output for the owner."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from pfedme.files import alone, writing
 CLIENT_LOG, LOCK = "client.log", "lock"
 LOOK_S = 0.3
 LINGER_S = 15.0
-"""Seconds for the server to fetch the last reply: of a client that has left, Flower forgets what it sent."""
+"""Seconds for the server to fetch the last reply: once a client has left, Flower forgets what it sent."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
-"""Seconds before a SuperNode that ended is started again: doubled each time that it did not connect."""
+"""Seconds before a SuperNode that ended is restarted: doubled each time that it did not connect."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Joining:
-    """A client that takes part in a federation elsewhere."""
+    """A client that takes part in a remote federation."""
 
     server: str
     """The address of the server."""
@@ -77,7 +77,7 @@ class Joining:
 
 @contextmanager
 def at_work(state: Path) -> Iterator[None]:
-    """Makes the state folder, its owner's and this process's alone, without an earlier server's last word."""
+    """Prepares the state folder for this owner and process only, without an earlier server's last word."""
     with writing(state):
         state.mkdir(parents=True, exist_ok=True)
         state.chmod(0o700)
@@ -113,14 +113,14 @@ def supervise(client: Joining, say: Callable[[str], None]) -> None:
                 say("The connection to the server has ended; connecting again.")
             else:
                 say(
-                    "The server did not let this client in; trying again. If that goes on, see whether the "
-                    f"clocks of both machines agree, and {client.state / CLIENT_LOG}."
+                    "The server did not admit this client; trying again. If this continues, check that the "
+                    f"clocks of both machines agree, and see {client.state / CLIENT_LOG}."
                 )
             time.sleep(pause)
 
 
 class Approval:
-    """The owner's word on the plan that a server offers, asked for once."""
+    """The owner's approval of the plan that a server offers, asked for once."""
 
     def __init__(self, client: Joining) -> None:
         self.client, self.shown = client, False
@@ -136,7 +136,7 @@ class Approval:
             return
         if not sys.stdin.isatty():
             raise InputError(
-                "The plan must be approved, and there is no terminal to ask at; nothing of the table has "
+                "The plan must be approved, but there is no terminal to ask at; nothing of the table has "
                 f"left this machine. To take part in this plan, add --approve {found['sha256']}"
             )
         question = "Take part, and let what is listed above leave this machine? [yes/no] "
@@ -149,8 +149,8 @@ class Approval:
 def _watch(
     client: Joining, node: SupervisedProcess, seen: float, approval: Approval, say: Callable[[str], None]
 ) -> tuple[bool, bool, float]:
-    """Whether the run is over, once it is or the SuperNode has ended; whether it had connected; when there
-    last was a connection."""
+    """Returns when the run is over or the SuperNode has ended: whether the run is over, whether the SuperNode
+    had connected, and the time of the last connection."""
     connected = trying = busy = False
     finished: float | None = None
     happened, talk = set[str](), list[str]()
@@ -161,12 +161,12 @@ def _watch(
             match event.name:
                 case "foreign program":
                     raise RunError(
-                        f"{FOREIGN}; nothing of it was run. Both sides must have the same version of pfedme."
+                        f"{FOREIGN}; it was not run. Both sides must have the same version of pfedme."
                     )
                 case "replaced":
                     raise RunError(
-                        f"{TURNED_OUT}. If that was not you, somebody else has the key: ask whoever runs the "
-                        "server for a new one."
+                        f"{TURNED_OUT}. If that was not you, somebody else has the key: ask the operator of "
+                        "the server for a new one."
                     )
                 case "connected":
                     connected = True
@@ -177,7 +177,7 @@ def _watch(
                     trying = True
                     if finished is None:
                         plainly = "" if client.keys else " in plain text"
-                        say(f"The server at {client.server} does not answer{plainly}; trying on.")
+                        say(f"The server at {client.server} does not answer{plainly}; still trying.")
                 case "reachable":
                     if trying and connected:
                         say("The server is back.")
@@ -189,7 +189,7 @@ def _watch(
             if line.startswith(MARK):
                 say(line.removeprefix(MARK))
         approval()
-        # The last word is answered before the SuperNode is stopped, if there is still somebody to answer.
+        # The server's last word is answered before the SuperNode is stopped, if the server is still there.
         told = ended or trying or not busy
         if told and (refused := client.state / REFUSED).exists():
             word = json.loads(refused.read_text())
@@ -204,8 +204,8 @@ def _watch(
             seen = time.monotonic()
         if time.monotonic() - seen > client.wait:
             raise RunError(
-                f"The server at {client.server} has not answered for {client.wait:g} seconds (--wait); the "
-                "same command takes part again."
+                f"The server at {client.server} has not answered for {client.wait:g} seconds (--wait); run "
+                "the same command to take part again."
             )
         if ended:
             if not connected:
@@ -215,30 +215,28 @@ def _watch(
 
 
 def _explain(client: Joining, happened: set[str], talk: list[str]) -> None:
-    """Raises an error if a SuperNode ended for a reason that stays."""
+    """Raises an error if a SuperNode ended for a permanent reason."""
     if "wrong server" in happened:
         raise InputError(
-            f"The server at {client.server} does not prove to be the one of "
+            f"The server at {client.server} cannot be verified with "
             f"{client.keys.ca if client.keys else 'TLS'}: it has another certificate, another name, or no "
-            "TLS. Ask whoever runs it for the right keys and address."
+            "TLS. Ask its operator for the right keys and address."
         )
     if "refused" in happened:
         if client.keys is None:
             raise InputError(
-                f"The server at {client.server} takes clients with a key only; ask for one, and give --keys."
+                f"The server at {client.server} only accepts clients with a key; ask for one and give --keys."
             )
         raise InputError(
-            f"The server at {client.server} does not know the key {client.keys.key}; whoever runs it must "
-            "have its key.pub, and start the server again."
+            f"The server at {client.server} does not know the key {client.keys.key}; its operator must add "
+            "its key.pub and restart the server."
         )
     for number, why in (
         ("Exit Code: 606", "another version of Flower"),
         ("Exit Code: 600", "no such address"),
     ):
         if any(number in line for line in talk):
-            raise InputError(
-                f"It is impossible to connect to {client.server}: {why}; see {client.state / CLIENT_LOG}."
-            )
+            raise InputError(f"Cannot connect to {client.server}: {why}; see {client.state / CLIENT_LOG}.")
 
 
 def console(line: str) -> None:

@@ -24,7 +24,7 @@ def walk(tree: Any) -> Iterator[Any]:
 def is_plain(tree: Any) -> bool:
     """Whether an object that occurs more than once in a tree has the same children each time.
 
-    Flower stores the children of each object once. If they could differ, a small tree might stand for a huge
+    Flower stores the children of each object once. If they could differ, a small tree might represent a huge
     one.
     """
     children: dict[str, list[str]] = {}

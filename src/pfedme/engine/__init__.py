@@ -1,1 +1,1 @@
-"""Rounds on this machine, and how good the models are that come out of them."""
+"""Rounds on this machine, and the evaluation of the resulting models."""

@@ -1,4 +1,4 @@
-"""What needs no learning: the same answer for every row, from how labels are spread in the training rows."""
+"""The baseline without learning: the same answer for every row, from the labels of the training rows."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pfedme.engine.rowmetrics import MOST_SCORES, ClassRows, NumberRows
 
 
 def baseline(federation: Federation, who: np.ndarray | None = None) -> dict[str, Any]:
-    """The entry in the record of a model that gives every row the most frequent class of all clients'
-    training rows, with their frequencies as probabilities; or the mean of their labels.
+    """The record's entry for a model that predicts the most frequent class of all clients' training rows for
+    every row, with the class frequencies as probabilities; or the mean of their labels.
 
     A class without training rows has the probability of half a row, so that the loss is finite. `label` is
-    the class, or the mean in the units that the data came in. `who` are the clients that are tested.
+    the class, or the mean in the original units of the data. `who` are the clients that are tested.
     """
     f = federation
     who = np.arange(f.clients) if who is None else who
@@ -32,7 +32,7 @@ def baseline(federation: Federation, who: np.ndarray | None = None) -> dict[str,
 
 
 def _scores(f: Federation, answer: np.ndarray, who: np.ndarray, part: Part) -> Scores:
-    """The scores of a model that answers every row alike, by logits or a number."""
+    """The scores of a model that gives every row the same answer, logits or a number."""
     blocks = Blocks.cut(*(a[who] for a in f.rows(part)))
     y, owner, clients = f.y[blocks.rows()], blocks.owner(), len(who)
     count = np.bincount(owner, minlength=clients)

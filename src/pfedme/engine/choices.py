@@ -4,9 +4,9 @@ Given a shared model w, client i follows the path of personal models
 
     θ_i(λ) = argmin_θ f_i(θ) + λ/2 ‖θ − w‖²
 
-from λ = ∞, where θ is w, to λ = 0, where it is the client's own model, each started at the one before. It
-scores the path, and the model that it trains alone, on rows that none of them has seen, takes the most shared
-one among the best, and fits that one again on all its rows. Scores and choice stay with the client.
+from λ = ∞, where θ is w, to λ = 0, where it is the client's own model, starting each from the previous one.
+It scores the path, and the model that it trains alone, on rows that none of them has seen, takes the most
+shared one among the best, and fits it again on all its rows. Scores and choice stay with the client.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from pfedme.engine.rowmetrics import Value
 from pfedme.engine.simulate import Simulation, State, Store
 
 PATH = (100.0, 30.0, 10.0, 3.0, 1.0, 0.3, 0.1, 0.03, 0.01)
-"""The λ between ∞ and 0."""
+"""The values of λ between ∞ and 0."""
 LEAST_LIKELY = 0.01
-"""Probabilities below this count as this where clients choose."""
+"""Smaller probabilities are raised to this when clients choose."""
 
 
 @record
@@ -47,17 +47,17 @@ class Personalize:
     name: ClassVar[str] = "auto"
 
     folds: Annotated[int, Bound(least=2, most=100)] = 5
-    """Parts of a client's training rows; a part is chosen by, and the models it judges have not seen it."""
+    """Number of parts of a client's training rows; models are judged on a part that they have not seen."""
     small: Index = 200
-    """A client with fewer training rows chooses by all parts in turn, one with more by the first."""
+    """A client with fewer training rows uses all parts in turn to choose, one with more only the first."""
     steps: Count = 200
-    """Steps of SGD for each λ, the last of them smaller."""
+    """SGD steps for each λ, the last of them smaller."""
     eta: NonNegative = 0.0
-    """Size of these steps; 0 takes 1/(2L), where L is the curvature of the clients' losses."""
+    """Size of these steps; 0 for 1/(2L), where L is the curvature of the clients' losses."""
     B: Count = 20
-    """|D|: rows of their mini-batches."""
+    """|D|: rows of a mini-batch in these steps."""
     caution: NonNegative = 0.5
-    """A less shared model must be better by so many standard errors on the rows to choose by."""
+    """Number of standard errors by which a less shared model must be better on the rows used to choose."""
 
 
 def candidates(how: Personalize, given: float | None = None) -> list[Candidate]:
@@ -78,8 +78,8 @@ def candidates(how: Personalize, given: float | None = None) -> list[Candidate]:
 
 def choose(score: np.ndarray, owner: np.ndarray, clients: int, caution: float | np.ndarray) -> np.ndarray:
     """The candidate that each client takes: the first that is not worse than its best by `caution` standard
-    errors (a number, or one for each client), from the score of each candidate (column) on each row to choose
-    by, such as `row_score`.
+    errors (a number, or one for each client). `score` has the score of each candidate (column) on each row
+    used to choose, such as `row_score`.
 
     A client without such rows takes the first.
 
@@ -98,10 +98,10 @@ def choose(score: np.ndarray, owner: np.ndarray, clients: int, caution: float | 
 
 
 def row_score(found: Outcomes) -> np.ndarray:
-    """What a model is chosen by, row by row: the logarithm of the probability that it gives to the label,
-    taken for at least LEAST_LIKELY lest one row decide; of a quantity −½ (z − y)², taken for no worse.
+    """The score by which a model is chosen, row by row: the logarithm of the probability of the label, which
+    is at least LEAST_LIKELY so that one row cannot decide; for a quantity −½ (z − y)², with the same limit.
 
-    Unlike being right, or the probability itself, it is best for the true probabilities of rare labels too.
+    Unlike accuracy, or the probability itself, it is highest for the true probabilities of rare labels too.
     """
     return np.log(np.maximum(np.nan_to_num(found.likely), LEAST_LIKELY))  # NaN: a model that diverged
 
@@ -120,13 +120,13 @@ def personalize(
     positive: int | None = None,
     watch: Callable[[str, int, int], None] = lambda _what, _done, _of: None,
 ) -> Personalized:
-    """Every client's choice by validation rows, and the chosen model fitted on all its training rows.
+    """Every client's choice on validation rows, and the chosen model fitted to all its training rows.
 
-    `without(federation)` is a shared model that has not seen the federation's validation rows: for clients
-    that took part in w, one that was trained again; for newcomers w itself. `alone(federation)` are the
-    models, stacked, that its clients train by themselves. Test rows are read once, after every choice; what
-    they are judged by is `measure` (accuracy or R² if None), of the class `positive` (the federation's own if
-    None), and clients choose by `row_score` whatever it is.
+    `without(federation)` is a shared model that has not seen the federation's validation rows: retrained for
+    clients that took part in w, and w itself for newcomers. `alone(federation)` are the models, stacked, that
+    its clients train on their own. Test rows are read once, after all choices. The metric on them is
+    `measure` (accuracy or R² if None), for the class `positive` (the federation's if None); clients choose by
+    `row_score` in any case.
     """
     offered = candidates(how, given)
     how = with_step(how, model, federation, seed)
@@ -185,7 +185,8 @@ def personalize(
 def _judge_of(
     metric: Measure, model: Model, federation: Federation, blocks: Blocks, positive: int | None
 ) -> Callable[[Params], Value | None]:
-    """What finds a metric of stacked models on the rows in `blocks`; None if these are too many to keep."""
+    """A function that computes a metric of stacked models on the rows in `blocks`; None if there are too many
+    rows to keep."""
     store, clients = Store.of(federation), federation.clients
     spread = None
     if federation.classes == 0:
@@ -214,16 +215,16 @@ def with_step(how: Personalize, model: Model, federation: Federation, seed: int)
 
 
 def rounds_to_choice(algorithm: Algorithm, t: int) -> int:
-    """How many rounds may follow round t before clients choose their λ anew."""
+    """Number of rounds after round t until clients choose their λ again."""
     every = algorithm.rechoose if isinstance(algorithm, PFedMe) else 0
     return every - t % every if every else 2**31 - 1
 
 
 def with_own_lambdas(simulation: Simulation, state: State, how: Personalize | None = None) -> State:
-    """The state with each client's λ_i chosen anew, if it is time for that in round `state.t`.
+    """The state with each client's λ_i chosen again, if that is due in round `state.t`.
 
     A client takes the largest λ of the path, up to the given one, that is not worse than the best on the
-    validation rows that no client has trained on. It depends on w and t alone, and not on earlier choices.
+    validation rows that no client has trained on. It depends only on w and t, not on earlier choices.
     """
     algorithm, federation = simulation.algorithm, simulation.federation
     if (
@@ -257,8 +258,8 @@ def lambda_path(
     who: np.ndarray,
     blocks: Blocks,
 ) -> Iterator[tuple[Outcomes, Params]]:
-    """The models of clients `who`, stacked, one candidate after the other, and what each makes of its rows in
-    `blocks`. `alone` are those of all clients by themselves, if they are among the candidates."""
+    """The models of clients `who`, stacked, one candidate after another, and their outcomes on the clients'
+    rows in `blocks`. `alone` are the models that all clients train on their own, if they are candidates."""
     store = Store.of(federation)
     items = padded(who).astype(np.int32)
 
@@ -322,5 +323,5 @@ def _by_client(values: np.ndarray, owner: np.ndarray, clients: int) -> np.ndarra
 
 
 def _where(mask: np.ndarray, mine: Params, other: Params) -> Params:
-    """`mine` at the places of the mask, `other` elsewhere, in stacks of points."""
+    """`mine` where the mask is true, `other` elsewhere, in stacks of points."""
     return mine.map(lambda a, b: jnp.where(jnp.reshape(mask, (-1,) + (1,) * (a.ndim - 1)), a, b), other)

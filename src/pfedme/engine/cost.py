@@ -12,7 +12,7 @@ from pfedme.engine.simulate import Simulation
 
 
 def gradients(algorithm: Algorithm) -> int | None:
-    """Mini-batch gradients of a client in a round; None for an algorithm of the user's own that does not say.
+    """Mini-batch gradients of a client in a round; None for a user's algorithm that does not define it.
 
     >>> from pfedme.algorithms import FedAvg
     >>> gradients(FedAvg(R=20))

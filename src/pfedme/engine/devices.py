@@ -27,18 +27,18 @@ def cores() -> int:
     return os.cpu_count() or 1
 
 
-# XLA runs these small batched products on one core of a device, so each core is made a device. This must
-# come before JAX starts; where it has started, or JAX_NUM_CPU_DEVICES is set, it is left as it is.
+# XLA runs these small batched products on one core of a device, so each core becomes a device. This must
+# happen before JAX starts; if it has started, or if JAX_NUM_CPU_DEVICES is set, nothing is changed.
 if getattr(jax.config, "jax_num_cpu_devices", 0) < 0:
     with contextlib.suppress(RuntimeError):
         jax.config.update("jax_num_cpu_devices", cores())
 
 
 def keep_compiled_programs(least_s: float = 0.2) -> None:
-    """Lets JAX keep what takes so many seconds to compile in the user's cache folder, for the next start."""
+    """Lets JAX cache programs that take this many seconds to compile, in the user's cache folder."""
     jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "xla"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", least_s)
-    # A process that was killed, or a full disk, leaves half a program, which is then compiled again.
+    # A killed process or a full disk leaves an incomplete program, which is then compiled again.
     warnings.filterwarnings("ignore", r"Error (reading|writing) persistent compilation cache")
 
 
@@ -51,7 +51,7 @@ def mesh() -> Mesh:
 def over_devices(f: Callable[[Any, Any], T], shared: Any, work: Any) -> T:
     """f(shared, work), where f maps the leading axis of `work` to that of its result, a part on each device.
 
-    That axis must be a multiple of the number of devices (see `padded`); `shared` goes to all of them.
+    The size of that axis must be a multiple of the number of devices (see `padded`); all get `shared`.
     """
     part, whole = PartitionSpec(AXIS), PartitionSpec()
     run = jax.shard_map(f, mesh=mesh(), in_specs=(whole, part), out_specs=part, check_vma=False)
@@ -59,14 +59,14 @@ def over_devices(f: Callable[[Any, Any], T], shared: Any, work: Any) -> T:
 
 
 def padded(a: np.ndarray) -> np.ndarray:
-    """`a`, its last element repeated until its length is a multiple of the number of devices."""
+    """`a`, with its last element repeated until its length is a multiple of the number of devices."""
     return np.pad(a, (0, -len(a) % jax.device_count()), mode="edge")
 
 
 def replicate(a: Any) -> Any:
-    """`a`, an array or a tree of them, on every device; an aligned one in memory is shared by the cores.
+    """`a`, an array or a tree of arrays, on every device; the cores share an aligned array in memory.
 
-    A compiled program is made for where its arguments lie, so that what is kept from call to call should
-    always lie here.
+    A compiled program depends on the placement of its arguments, so anything that is kept between calls
+    should always be placed here.
     """
     return jax.device_put(a, NamedSharding(mesh(), PartitionSpec()))

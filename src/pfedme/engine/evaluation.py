@@ -14,12 +14,12 @@ from pfedme.engine.rowmetrics import ClassRows
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """Scores of each model that exists, `global`, `local` and `personal`, on test (or validation) and on
+    """Scores of each existing model, `global`, `local` and `personal`, on test (or validation) rows and on
     training rows."""
 
     round: int
     clients: np.ndarray
-    """The clients that were evaluated, by their places in the federation."""
+    """The clients that were evaluated, by index in the federation."""
     test: dict[str, Scores]
     train: dict[str, Scores]
     """Empty if training rows were left out."""
@@ -28,8 +28,8 @@ class Evaluation:
     def entry(
         self, metric: str = "", *, full: bool = False, thresholds: Mapping[str, float] | None = None
     ) -> dict[str, Any]:
-        """This evaluation as an entry of the record's history, judged by `metric`; `full` at the end.
-        `thresholds` has those of the models that have one."""
+        """This evaluation as an entry of the record's history, with the main metric `metric`; `full` at the
+        end of a run. `thresholds` has the thresholds of models that have one."""
         entry: dict[str, Any] = {"round": self.round} | ({"metric": metric} if metric else {})
         entry |= {
             kind: summary(
@@ -52,8 +52,8 @@ class Evaluation:
         return entry
 
     def thresholds(self) -> dict[str, float]:
-        """Of two classes, the threshold of each model for the rarer one that is best on the rows of this
-        evaluation, which should be validation rows; nothing if rows were not kept."""
+        """For two classes, each model's best threshold for the rarer class on the rows of this evaluation,
+        which should be validation rows; empty if rows were not kept."""
         kept = {kind: test.rows for kind, test in self.test.items()}
         return {
             kind: rows.best_threshold()

@@ -1,4 +1,4 @@
-"""What a server and a client exchange: where it begins, its shapes, and the server's own randomness."""
+"""What a server and a client exchange: initial values, shapes, and the server's randomness."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from pfedme.core.problem import Problem
 from pfedme.core.tree import Params
 
 FIRST_MODELS, CODEC, SERVER = 2**32 - 1, 2**32 - 3, 2**32 - 4
-"""What is folded into keys for the first models, for codecs and for the server; no round is as late."""
+"""Numbers that are folded into keys for initial models, codecs and the server; larger than any round."""
 
 
 def first_model(model: Model, seed: Any, number: int = 0) -> Params:
-    """w before the first round; with a `number`, another one for an algorithm that has several."""
+    """w before the first round; with a `number`, further ones for an algorithm with several models."""
     key = jax.random.fold_in(jax.random.key(seed), FIRST_MODELS)
     return model.init(jax.random.fold_in(key, number) if number else key)
 
@@ -31,7 +31,7 @@ def first_server(algorithm: Algorithm, model: Model, seed: int, clients: int) ->
 
 @jax.jit
 def first_state(algorithm: Algorithm, model: Model, seed: Any, sent: Any) -> Any:
-    """What a client keeps before its first round, of what it would be sent then."""
+    """What a client keeps before its first round, given what it would be sent then."""
     return algorithm.init(sent, partial(first_model, model, seed))
 
 
@@ -48,7 +48,7 @@ class Exchange(NamedTuple):
 
 
 def exchange(algorithm: Algorithm, model: Model, features: int, clients: int) -> Exchange:
-    """The shapes of what is exchanged in a federation of so many clients with rows of so many features."""
+    """The shapes of what is exchanged in a federation with this many clients and features."""
     one = jax.ShapeDtypeStruct((), np.int32)
     x = jax.ShapeDtypeStruct((1, features), np.float32)
     y = jax.ShapeDtypeStruct((1,), np.float32 if model.classes == 0 else np.int32)
@@ -66,5 +66,5 @@ def exchange(algorithm: Algorithm, model: Model, features: int, clients: int) ->
 
 
 def server_key(seed_key: jax.Array, t: Any) -> jax.Array:
-    """The server's own randomness in round t."""
+    """The server's random key in round t."""
     return jax.random.fold_in(jax.random.fold_in(seed_key, SERVER), t)

@@ -1,4 +1,4 @@
-"""What models are judged by, and how it is shown: accuracy in percent, AUC, R², ..."""
+"""The main metric and how it is shown: accuracy in percent, AUC, R², ..."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ MetricName = Literal[
     "accuracy", "balanced_accuracy", "auc", "f1", "recall", "precision", "log_loss", "brier",
     "r2", "rmse", "mae",
 ]  # fmt: skip
-"""The metrics that models can be judged by; the last three are for quantities, the others for classes."""
+"""The metrics to choose from; the last three are for quantities, the others for classes."""
 
 RARE = 0.1
-"""The rarer of two classes is rare if its share of the training rows is smaller; then AUC is the default."""
+"""If the rarer of two classes has a smaller share of the training rows, AUC is the default."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,36 +37,36 @@ class Measure:
     key: str
     """Its name in an entry of a record."""
     name: str
-    """What a sentence calls it."""
+    """Its name in a sentence."""
     title: str
-    """The head of its column in a table."""
+    """The heading of its column in a table."""
     sign: str
-    """What follows the head of another column of such numbers, as in `client mean %`."""
+    """The suffix for headings of other columns with such numbers, as in `client mean %`."""
     axis: str
-    """What a figure calls it."""
+    """Its name in a figure."""
     pattern: str
-    """A number of its kind in running text."""
+    """The format of its value in running text."""
     points: str
-    """A difference of two in running text."""
+    """The format of a difference in running text."""
     scale: float
-    """What reports multiply the record's number by."""
+    """The factor by which reports multiply the record's number."""
     digits: int | None
-    """Digits after the point in a table, a sentence has one less; None for a number in the data's own units,
-    which has four significant digits."""
+    """Digits after the decimal point in a table, one more than in a sentence; None for a number in the units
+    of the data, which has four significant digits."""
 
     @property
     def lower(self) -> bool:
-        """Whether less is better."""
+        """Whether lower is better."""
         return self.key in LOWER_IS_BETTER
 
     @property
     def orientation(self) -> int:
-        """1 if more is better, else −1: times this, more is always better."""
+        """1 if higher is better, else −1: multiplied by this, higher is always better."""
         return -1 if self.lower else 1
 
     @property
     def task(self) -> str:
-        """What it can judge: `classification` or `regression`."""
+        """The task that it is for: `classification` or `regression`."""
         return "regression" if self.key in ("r2", "rmse", "mae") else "classification"
 
     def gain(self, mine: float, other: float) -> float:
@@ -74,12 +74,12 @@ class Measure:
         return self.orientation * (mine - other)
 
     def of(self, entry: Mapping[str, Any]) -> float | None:
-        """The number in a model's entry; None if it has none."""
+        """The value in a model's entry; None if it has none."""
         value = entry.get(self.key)
         return None if value is None else self.scale * value
 
     def of_clients(self, entry: Mapping[str, Any], what: str) -> float | None:
-        """A number over the clients' own values in a model's entry (`mean`, `std`, `worst_decile`, `worst`);
+        """A statistic over the clients' values in a model's entry (`mean`, `std`, `worst_decile`, `worst`);
         None if it has none."""
         usual = self.key in ("accuracy", "r2")
         clients = entry.get("clients") if usual else entry.get("by_client", {}).get(self.key)
@@ -96,11 +96,11 @@ class Measure:
         return self.pattern.format(self._written(value, 1))
 
     def apart(self, difference: float) -> str:
-        """How far two of these numbers are apart, in a sentence."""
+        """A difference of two of these numbers, in a sentence."""
         return self.points.format(self._written(abs(difference), 1))
 
     def level(self, difference: float) -> bool:
-        """Whether two numbers that are so far apart would be shown as the same."""
+        """Whether two numbers with this difference would be shown as equal."""
         return difference == 0 if self.digits is None else abs(difference) < 0.5 * 0.1 ** (self.digits - 1)
 
     def _written(self, value: float, fewer: int) -> str:
@@ -137,7 +137,7 @@ MEASURES: dict[str, Measure] = {
 
 
 def measure_of(entry: Mapping[str, Any]) -> Measure:
-    """What the models in an entry of a record's history are judged by."""
+    """The main metric of an entry of a record's history."""
     if entry.get("metric") in MEASURES:
         return MEASURES[entry["metric"]]
     parts = (part for part in entry.values() if isinstance(part, Mapping))
@@ -145,9 +145,10 @@ def measure_of(entry: Mapping[str, Any]) -> Measure:
 
 
 def metric_for(federation: Federation, wanted: str | None = None) -> tuple[Measure, str]:
-    """What the models of a federation are judged by, and a sentence that says why where it needs one.
+    """The main metric for a federation, and a sentence that explains the choice if needed.
 
-    It is what is `wanted`; else R² for a quantity, AUC where the rarer of two classes is rare, and accuracy.
+    It is the `wanted` one, if given; else R² for a quantity, AUC if one of two classes is rare, and otherwise
+    accuracy.
     """
     task = "classification" if federation.classes else "regression"
     if wanted is not None:
@@ -171,6 +172,6 @@ def metric_for(federation: Federation, wanted: str | None = None) -> tuple[Measu
 
 
 def _share(share: float) -> str:
-    """A share in percent, with as many digits as tell it from nothing and from all."""
+    """A share in percent, with enough digits to distinguish it from 0 % and 100 %."""
     digits = 1 if 0.001 <= share <= 0.999 else 3
     return f"{100 * share:.{digits}f} %"

@@ -1,4 +1,4 @@
-"""How well the global, the local and the personal models do on every client's rows."""
+"""How well the global, local and personal models do on every client's rows."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Blocks(NamedTuple):
 
     client: np.ndarray
     start: np.ndarray
-    """Where the block begins in the store."""
+    """Where the block starts in the store."""
     valid: np.ndarray
-    """How many of its rows are the client's; the rest is padding."""
+    """Number of its rows that belong to the client; the rest is padding."""
     offset: np.ndarray
     """0, 1, ..., length − 1."""
 
@@ -49,7 +49,8 @@ class Blocks(NamedTuple):
         return cls(client, start[client] + number * length, valid, np.arange(length))
 
     def padded(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Client, start and valid rows of each block, and empty blocks until all devices have as many."""
+        """Client, start and valid rows of each block, padded with empty blocks to a multiple of the
+        devices."""
         client, start, valid = (padded(a) for a in self[:3])
         valid[len(self.client) :] = 0
         return client, start, valid
@@ -59,21 +60,21 @@ class Blocks(NamedTuple):
         return np.repeat(self.client, self.valid)
 
     def rows(self) -> np.ndarray:
-        """The place of each row in the store, in the order of `owner`."""
+        """The index of each row in the store, in the order of `owner`."""
         before = np.cumsum(self.valid) - self.valid
         return np.repeat(self.start - before, self.valid) + np.arange(self.valid.sum())
 
 
 @dataclasses.dataclass(frozen=True)
 class Spread:
-    """How far the labels of a regression are from their mean: what R² measures errors by."""
+    """How far the labels of a regression are from their mean: the scale of errors in R²."""
 
     own: np.ndarray
     """Σ (y − mean)² over the rows of each client, around the client's own mean."""
     whole: float
     """The same over all rows, around the mean of all."""
     unit: float = 1.0
-    """What a label of 1 is worth in the units that the data came in."""
+    """The size of a label of 1 in the original units of the data."""
 
     @classmethod
     def of(cls, y: np.ndarray, blocks: Blocks, clients: int, unit: float = 1.0) -> Spread:
@@ -84,7 +85,7 @@ class Spread:
 
 
 def deviations(values: np.ndarray, owner: np.ndarray, clients: int) -> np.ndarray:
-    """Σ (v − mean)² over the values of each client; exactly 0 where they are alike.
+    """Σ (v − mean)² over the values of each client; exactly 0 if they are equal.
 
     >>> deviations(np.array([0.1, 0.1, 0.1, 1.0, 3.0]), np.array([0, 0, 0, 2, 2]), 3)
     array([0., 0., 2.])
@@ -101,41 +102,41 @@ class Scores:
     """Sums over each client's rows, for one model of each client."""
 
     correct: np.ndarray
-    """Right predictions; NaN in a regression."""
+    """Number of correct predictions; NaN in a regression."""
     loss: np.ndarray
     count: np.ndarray
     spread: Spread | None = None
-    """Of the labels, in a regression."""
+    """Spread of the labels, in a regression."""
     rows: ClassRows | NumberRows | None = None
-    """Every row, for the metrics that need more than sums; None where rows were not kept."""
+    """Every row, for the metrics that need more than sums; None if rows were not kept."""
 
     @property
     def accuracy(self) -> np.ndarray:
-        """Each client's accuracy; NaN for one with no rows."""
+        """Each client's accuracy; NaN for a client without rows."""
         return np.where(self.count > 0, self.correct / np.maximum(self.count, 1), np.nan)
 
     @property
     def r2(self) -> np.ndarray:
-        """Each client's R² = 1 − SSE/SST around the mean of its rows; NaN for one whose labels are alike."""
+        """Each client's R² = 1 − SSE/SST around the mean of its rows; NaN for a client with equal labels."""
         assert self.spread is not None
         own = self.spread.own
         return np.where(own > 0, 1 - 2 * self.loss / np.where(own > 0, own, 1), np.nan)
 
     @property
     def rmse(self) -> np.ndarray:
-        """Each client's root mean squared error, in the units of the data; NaN for one with no rows."""
+        """Each client's root mean squared error, in the units of the data; NaN for a client without rows."""
         assert self.spread is not None
         mean = np.where(self.count > 0, 2 * self.loss / np.maximum(self.count, 1), np.nan)
         return self.spread.unit * np.sqrt(mean)
 
     @property
     def own(self) -> np.ndarray:
-        """What each client is judged by: its accuracy, or its R² in a regression."""
+        """Each client's accuracy, or its R² in a regression."""
         return self.accuracy if self.spread is None else self.r2
 
     @property
     def overall(self) -> float | None:
-        """The same over all rows; None if there are no rows, or if a regression's labels are all alike."""
+        """The same over all rows; None if there are no rows, or if a regression's labels are all equal."""
         if self.spread is None:
             return float(self.correct.sum() / self.count.sum()) if self.count.any() else None
         whole = self.spread.whole
@@ -153,7 +154,8 @@ class Scores:
         return None if self.rows is None else self.rows.value(key).overall
 
     def of(self, key: str) -> np.ndarray:
-        """Each client's metric of this name; NaN where it has none, and everywhere if rows were not kept."""
+        """Each client's metric of this name; NaN where it is undefined, and everywhere if rows were not
+        kept."""
         if key in ("accuracy", "r2", "rmse"):
             return getattr(self, key)
         if key == "log_loss" and self.spread is None:
@@ -171,10 +173,10 @@ def score(
     spread: Spread | None = None,
     positive: int | None = None,
 ) -> Scores:
-    """The scores of θ, one point for all clients or a stack of one point for each of `clients`.
+    """The scores of θ, one point for all clients or a stack with one point for each of `clients`.
 
-    A regression also needs the spread of its labels. With a class that counts as `positive` (any number in a
-    regression) rows are kept too, unless they are very many.
+    A regression also needs the spread of its labels. If a class counts as `positive` (any number in a
+    regression), rows are kept too, unless there are very many.
     """
     count = np.bincount(blocks.client, blocks.valid, clients).astype(np.int64)
     if not len(blocks.client):
@@ -205,16 +207,16 @@ def score(
 
 
 def _own_rows(blocks: Blocks, stored: int) -> np.ndarray:
-    """Which rows of each block, as the compiled program returns them, are the client's."""
+    """Which rows of each block, as the compiled program returns them, belong to the client."""
     length = min(len(blocks.offset), stored)
-    # A block that would reach past the store was moved to begin earlier.
+    # A block that would extend past the end of the store was moved to start earlier.
     moved = np.maximum(0, blocks.start + length - stored)
     at = np.arange(length) - moved[:, None]
     return (at >= 0) & (at < blocks.valid[:, None])
 
 
 class Outcomes(NamedTuple):
-    """What a model makes of single rows."""
+    """A model's results on individual rows."""
 
     right: np.ndarray
     """Whether the label is the most probable one."""
@@ -225,7 +227,7 @@ class Outcomes(NamedTuple):
 
 
 def outcomes(model: Model, theta: Params, x: jax.Array, y: jax.Array, blocks: Blocks) -> Outcomes:
-    """What θ, as in `score`, makes of each row, in the order of the blocks."""
+    """The results of θ, as in `score`, on each row, in the order of the blocks."""
     if not len(blocks.client):
         return Outcomes(np.zeros(0, bool), np.zeros(0))
     client, start, valid = blocks.padded()
@@ -250,7 +252,7 @@ def _block_sums(
     each_row: bool,
     scores: bool,
 ) -> tuple[jax.Array, ...]:
-    """Correct predictions and summed losses of each block, or of each row of each block; and with `scores`
+    """Correct predictions and summed losses of each block, or of each row of each block; with `scores`, also
     the model's outputs for every row."""
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     shared_model = jax.tree.leaves(shapes)[0].ndim == jax.tree.leaves(theta)[0].ndim
@@ -261,7 +263,7 @@ def _block_sums(
 
         def one(block: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, ...]:
             client, start, valid = block
-            # The last block may reach past the store: then it begins earlier, and the mask stays.
+            # If the last block would extend past the end of the store, it starts earlier and the mask stays.
             first = jnp.minimum(start, len(x) - length)
             row = first + offset[:length]
             own = (row >= start) & (row < start + valid)
@@ -279,8 +281,8 @@ def _block_sums(
 
 
 def over_clients(values: np.ndarray, *, lower: bool = False) -> dict[str, float] | None:
-    """Mean, spread, worst tenth and worst of the clients' own accuracies (or another metric); None if no
-    client has one. With `lower`, less is better, and the worst is the `max`.
+    """Mean, spread, worst tenth and worst of the clients' accuracies (or another metric); None if no client
+    has one. With `lower`, lower is better, and the worst is the `max`.
 
     >>> over_clients(np.array([0.5, np.nan, 1.0]))
     {'mean': 0.75, 'std': 0.25, 'worst_decile': 0.5, 'min': 0.5}
@@ -299,9 +301,9 @@ def over_clients(values: np.ndarray, *, lower: bool = False) -> dict[str, float]
 
 
 def mean_interval(values: np.ndarray) -> tuple[float, float]:
-    """The mean, and the half-width of its 95 % interval by Student's t; that is 0 for a single value.
+    """The mean, and the half-width of its 95 % interval by Student's t; the latter is 0 for a single value.
 
-    The values are one metric of independent clients, or of runs with different seeds.
+    The values are a metric of independent clients, or of runs with different seeds.
 
     >>> mean_interval(np.array([0.0, 2.0, 4.0, 2.0]))
     (2.0, 2.598...)
@@ -318,11 +320,11 @@ def summary(
 ) -> dict[str, Any]:  # fmt: skip
     """A model's entry in the record; `worst_decile` is the mean over the worst tenth of the clients.
 
-    A regression has no accuracy: `rmse` and `r2` are over all rows, and `clients` is about the clients' own
-    R². `by_client` has the same of other metrics, as far as rows were kept: of `metric`, or of each in a
-    `full` entry. A full entry also has the half-widths of the metrics' 95 % intervals over all rows, and how
-    probabilities are calibrated. AUC of several classes takes a while, and is left out unless asked for.
-    With a `threshold`, of two classes, `at_threshold` has what it makes of the metrics that depend on it.
+    A regression has no accuracy: `rmse` and `r2` are over all rows, and `clients` is about the clients' R².
+    `by_client` has the same for other metrics, if rows were kept: for `metric`, or for all metrics in a
+    `full` entry. A full entry also has the half-widths of the metrics' 95 % intervals over all rows, and the
+    calibration of probabilities. AUC of several classes takes a while, and is left out unless requested.
+    With a `threshold`, for two classes, `at_threshold` has the metrics that depend on it.
     """
     tested = bool(test.count.any())
     entry: dict[str, Any] = {"accuracy": test.overall}
@@ -360,7 +362,7 @@ def summary(
 
 
 def _by_client(own: np.ndarray, key: str) -> dict[str, float] | None:
-    """A metric of clients, the half-width of the 95 % interval of its mean, and of how many it is."""
+    """A metric over clients, the half-width of the 95 % interval of its mean, and the number of clients."""
     told = over_clients(own, lower=key in LOWER_IS_BETTER)
     if told is None:
         return None

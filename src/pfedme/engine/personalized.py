@@ -1,4 +1,4 @@
-"""What clients have chosen, and how good the models are that they chose."""
+"""What clients have chosen, and how good the chosen models are."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from pfedme.engine.verdict import (
 
 
 class Candidate(NamedTuple):
-    """A model that a client can have, the more shared the earlier in the list."""
+    """A model that a client can choose; more shared ones come earlier in the list."""
 
     name: str
-    """`global`, `personal` for a λ of the path, `given` for the run's own λ, `fine-tuned`, or `alone`."""
+    """`global`, `personal` for a λ of the path, `given` for the run's λ, `fine-tuned`, or `alone`."""
     lam: float
     steps: int = 0
 
     @property
     def label(self) -> str:
-        """The name, with λ where there are several."""
+        """The name, or λ if there are several of that name."""
         return f"λ = {self.lam:g}" if self.name in ("personal", "given") else self.name
 
 
@@ -41,34 +41,34 @@ class Personalized:
 
     candidates: list[Candidate]
     choice: np.ndarray
-    """The candidate that each client has chosen, by its place in the list."""
+    """The candidate that each client has chosen, by its index in the list."""
     joined: np.ndarray
-    """The one that it would choose if training alone were no choice."""
+    """The candidate that it would choose if training alone were not an option."""
     score: np.ndarray
-    """The mean `row_score` of each candidate (column) on the rows that each client (row) chooses by; NaN if
-    there are none."""
+    """The mean `row_score` of each candidate (column) on the rows that each client (row) uses to choose; NaN
+    if there are none."""
     theta: Params
-    """The chosen models, fitted on all training rows, stacked."""
+    """The chosen models, fitted to all training rows, stacked."""
     right: np.ndarray
-    """Whether each candidate (column) is right about each test row; of a quantity, 1 − (z − y)²/σ² with the
-    variance σ² of all test rows' labels, whose mean is R²."""
+    """Whether each candidate (column) is right about each test row; for a quantity 1 − (z − y)²/σ², whose
+    mean is R², with the variance σ² of all test rows' labels."""
     owner: np.ndarray
     """The client of each test row."""
     improving: bool = False
     """Whether the loss of the shared or of the clients' own models was still falling when training ended."""
     metric: Measure | None = None
-    """What models are judged by, if that is neither accuracy nor R²."""
+    """The main metric, if it is neither accuracy nor R²."""
     values: Mapping[str, Value] = dataclasses.field(default_factory=dict)
-    """This metric of each method on the test rows, by its name as in `of`."""
+    """This metric for each method on the test rows, by its name as in `of`."""
 
     @property
     def usual(self) -> Measure:
-        """What `right` tells: accuracy, or R²."""
+        """The metric that `right` gives: accuracy, or R²."""
         return ACCURACY if self.right.dtype == bool else R2
 
     @property
     def measure(self) -> Measure:
-        """What models are judged by."""
+        """The main metric."""
         return self.metric or self.usual
 
     @property
@@ -78,7 +78,7 @@ class Personalized:
 
     def of(self, name: str) -> np.ndarray:
         """Whether a method is right about each test row: a candidate by its name, `recommended` for what each
-        client has chosen, `own-lambda` for what it would choose if training alone were no choice."""
+        client has chosen, `own-lambda` for what it would choose if training alone were not an option."""
         if name in ("recommended", "own-lambda"):
             chosen = self.choice if name == "recommended" else self.joined
             return self.right[np.arange(len(self.owner)), chosen[self.owner]]
@@ -87,7 +87,7 @@ class Personalized:
 
     @property
     def recommended(self) -> np.ndarray:
-        """Whether its client's chosen model is right about each test row."""
+        """Whether the client's chosen model is right about each test row."""
         return self.of("recommended")
 
     @property
@@ -96,17 +96,17 @@ class Personalized:
         return np.array([c.lam for c in self.candidates])[self.choice]
 
     def accuracy(self, right: np.ndarray) -> np.ndarray:
-        """Each client's accuracy; NaN for one without test rows."""
+        """Each client's accuracy; NaN for a client without test rows."""
         correct = np.bincount(self.owner, right, self.clients)
         return np.where(self.tested, correct / np.maximum(self.rows, 1), np.nan)
 
     def own(self, name: str) -> np.ndarray:
-        """Each client's score with a method, by the measure; NaN where it is undefined."""
+        """Each client's score with a method, by the main metric; NaN where it is undefined."""
         return self.values[name].own if self.metric else self.accuracy(self.of(name))
 
     @property
     def rows(self) -> np.ndarray:
-        """How many test rows each client has."""
+        """The number of test rows of each client."""
         return np.bincount(self.owner, minlength=self.clients)
 
     @property
@@ -115,10 +115,10 @@ class Personalized:
         return self.rows > 0
 
     def gains(self, name: str) -> Gains:
-        """What each client gains over a method by the measure; NaN where that is undefined.
+        """What each client gains over a method by the main metric; NaN where that is undefined.
 
-        Of accuracy and R² the noise is paired over the client's test rows. Of another metric it is what a
-        comparison takes, as if the two models erred independently.
+        For accuracy and R² the noise is paired over the client's test rows. For other metrics it is computed
+        as in a comparison, as if the two models erred independently.
         """
         if self.metric is None:
             gain, half = self.gain(self.of(name))
@@ -130,7 +130,7 @@ class Personalized:
         return Gains(gain, row_noise(mine, other, self.rows), least_noise(gain, self.rows))
 
     def verdict(self) -> Verdict:
-        """Whether the recommended models are better than alone, by the measure."""
+        """Whether the recommended models are better than alone, by the main metric."""
         noise = None if self.metric else self.gains("alone").noise
         return judge(
             self.own("recommended"), self.own("alone"), rows=self.rows, noise=noise,
@@ -138,7 +138,7 @@ class Personalized:
         )  # fmt: skip
 
     def harmed(self, right: np.ndarray) -> np.ndarray:
-        """Which clients a method leaves more than one point below alone, beyond their own interval."""
+        """Which clients are more than one point worse with a method than alone, beyond their interval."""
         gain, interval = paired(right, self.of("alone"), self.owner, self.clients)
         return gain < -0.01 - interval
 
@@ -151,12 +151,12 @@ class Personalized:
 def paired(
     mine: np.ndarray, theirs: np.ndarray, owner: np.ndarray, clients: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Each client's accuracy by `mine` less that by `theirs`, and 1.96 standard errors of that if there were
-    no difference (McNemar's).
+    """Each client's accuracy with `mine` minus that with `theirs`, and 1.96 standard errors of it under the
+    hypothesis of no difference (McNemar's).
 
     With b rows where only one is right and c where only the other is, n rows in all: (b − c)/n, and
     √(b + c + 1)/n, in which the 1 stands for what a few rows that agree cannot rule out. Around a large
-    difference this is wider than need be. Where rows have numbers instead, it is Student's interval of their
+    difference this is wider than necessary. If rows have numbers instead, it is Student's interval of their
     differences without its degrees of freedom.
     """
     n = np.maximum(np.bincount(owner, minlength=clients), 1)

@@ -1,8 +1,9 @@
-"""Metrics of single predictions: AUC, recall, precision, F1, Brier score, calibration, mean absolute error.
+"""Metrics of individual predictions: AUC, recall, precision, F1, Brier score, calibration, mean absolute
+error.
 
-Each is computed over all rows and for each client at once, with no loop over clients. docs/metrics.md has the
-formulas. The interval of a metric over all rows comes from its influence values: v_i says how much row i
-moves the metric, and the standard error is the root of Σ v_i² / n². For AUC this is DeLong's.
+Each is computed over all rows and for all clients at once, without a loop over clients. docs/metrics.md has
+the formulas. The interval of a metric over all rows comes from its influence values: v_i is the influence of
+row i on the metric, and the standard error is the square root of Σ v_i² / n². For AUC this is DeLong's.
 """
 
 from __future__ import annotations
@@ -14,27 +15,27 @@ from typing import Any
 import numpy as np
 
 CLASS_KEYS = ("auc", "balanced_accuracy", "recall", "precision", "f1", "brier")
-"""What `ClassRows` adds to accuracy and log loss."""
+"""The metrics that `ClassRows` adds to accuracy and log loss."""
 MOST_SCORES = 2**25
-"""Scores (rows times classes) that are kept for these metrics; a larger evaluation goes without them."""
+"""Limit on the scores (rows times classes) that are kept for these metrics; larger evaluations omit them."""
 BINS = 10
 """Points of a calibration curve."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Value:
-    """A metric over all rows and of each client."""
+    """A metric over all rows and for each client."""
 
     overall: float | None
     """None where it is undefined."""
     half_width: float | None
-    """Of its 95 % interval, over test rows drawn anew from the same clients."""
+    """Half-width of its 95 % interval, for test rows redrawn from the same clients."""
     own: np.ndarray
-    """Of each client, NaN where it is undefined."""
+    """Its value for each client, NaN where it is undefined."""
 
 
 def value(overall: float, influence: np.ndarray, own: np.ndarray) -> Value:
-    """A metric with the interval that its influence values give."""
+    """A metric with the interval from its influence values."""
     if np.isnan(overall):
         return Value(None, None, own)
     return Value(float(overall), float(1.96 * np.sqrt(np.sum(influence**2)) / len(influence)), own)
@@ -42,7 +43,7 @@ def value(overall: float, influence: np.ndarray, own: np.ndarray) -> Value:
 
 @dataclasses.dataclass(frozen=True)
 class ClassRows:
-    """What a model of classes makes of each row.
+    """The output of a classifier for each row.
 
     >>> rows = ClassRows(np.array([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]]), np.array([0, 1, 1]),
     ...                  owner=np.array([0, 0, 1]), clients=2, positive=1)
@@ -57,9 +58,10 @@ class ClassRows:
     """The client of each row."""
     clients: int
     positive: int
-    """The class that recall and the like are of where there are two; with several they are macro means."""
+    """The class that recall and similar metrics refer to if there are two; with several, they are macro
+    means."""
     threshold: float | None = None
-    """The probability from which on a row is called positive, of two classes; half if None."""
+    """With two classes, the least probability for which a row counts as positive; 0.5 if None."""
 
     def value(self, key: str) -> Value:
         """The metric of this name."""
@@ -67,23 +69,23 @@ class ClassRows:
 
     @property
     def classes(self) -> int:
-        """How many labels there are."""
+        """Number of labels."""
         return self.scores.shape[1]
 
     @cached_property
     def guess(self) -> np.ndarray:
-        """The class that each row is given."""
+        """The predicted class of each row."""
         if self.threshold is not None:
             above = self.probability(self.positive) >= self.threshold
             return np.where(above, self.positive, 1 - self.positive)
         return np.argmax(self.scores, axis=1)
 
     def best_threshold(self) -> float:
-        """The threshold for the positive class, of two, with the largest F1 on these rows."""
+        """The threshold for the positive one of two classes with the largest F1 on these rows."""
         return best_threshold(self.probability(self.positive), self.y == self.positive)
 
     def log_odds(self, k: int) -> np.ndarray:
-        """A number that grows with the probability of class k, without the ties of probabilities near 1."""
+        """A number that increases with the probability of class k, without ties for probabilities near 1."""
         if self.classes == 2:
             return self.scores[:, k] - self.scores[:, 1 - k]
         return self.scores[:, k] - self._log_total
@@ -105,17 +107,18 @@ class ClassRows:
 
     @property
     def judged(self) -> range:
-        """The classes that recall and the like are means over."""
+        """The classes that recall and similar metrics average over."""
         return range(self.positive, self.positive + 1) if self.classes == 2 else range(self.classes)
 
     def counts(self, which: np.ndarray, of: np.ndarray | slice = slice(None)) -> np.ndarray:
-        """How often each client (row) has each class (column) in `which`, the labels or the guesses."""
+        """How often each class (column) occurs in `which`, the labels or the predictions, of each client
+        (row)."""
         cell = self.owner[of].astype(np.int64) * self.classes + which[of]
         return np.bincount(cell, minlength=self.clients * self.classes).reshape(self.clients, self.classes)
 
     @cached_property
     def _counts(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Rows, guesses, and right guesses of each class, a row for each client."""
+        """Rows, predictions and correct predictions of each class, one row for each client."""
         return (
             self.counts(self.y),
             self.counts(self.guess),
@@ -162,7 +165,7 @@ class ClassRows:
         own: np.ndarray,
         judged: range | None = None,
     ) -> Value:
-        """Right guesses over `count`, class by class: the rows of a class by their labels or by guesses."""
+        """Correct predictions over `count`, class by class: the rows of a class by label or by prediction."""
         whole, weight = self._weights(_ratio(right.sum(axis=0), count.sum(axis=0)), judged)
         per_row = weight * _ratio(len(by), count.sum(axis=0))
         influence = (np.nan_to_num(per_row)[by]) * ((self.guess == self.y) - np.nan_to_num(whole)[by])
@@ -195,21 +198,22 @@ class ClassRows:
         return value(_mean_of_defined(whole[weight > 0]), influence, self._macro(own))
 
     def _weights(self, whole: np.ndarray, judged: range | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """A metric of each class, and the weight of each class in its mean over those where it is defined."""
+        """A metric of each class, and the weight of each class in its mean over the classes where it is
+        defined."""
         weight = np.zeros(self.classes)
         weight[list(judged or self.judged)] = 1
         weight *= ~np.isnan(whole)
         return whole, weight / max(1.0, weight.sum())
 
     def _macro(self, own: np.ndarray) -> np.ndarray:
-        """Each client's mean over the classes that are judged, where defined."""
+        """Each client's mean over the classes in `judged`, where defined."""
         return _mean_of_defined(own[:, list(self.judged)])
 
     def calibration(self, bins: int = BINS) -> list[dict[str, Any]]:
-        """How often what was predicted with some probability came true, over all rows.
+        """How often predictions with a certain probability came true, over all rows.
 
-        The rows are cut into groups of about the same size by their probability: of the positive class, or
-        with several classes of the predicted one. Rows of equal probability stay together.
+        The rows are divided into groups of about the same size by probability: that of the positive class,
+        or of the predicted class if there are several. Rows with equal probability stay together.
         """
         if not len(self.y):
             return []
@@ -231,7 +235,7 @@ class ClassRows:
 
 @dataclasses.dataclass(frozen=True)
 class NumberRows:
-    """How far a regression is off in each row, in the units that the data came in."""
+    """The error of a regression in each row, in the original units of the data."""
 
     error: np.ndarray
     y: np.ndarray
@@ -256,7 +260,7 @@ class NumberRows:
         away = (self.y - self.y.mean()) ** 2
         count = np.maximum(np.bincount(self.owner, minlength=self.clients), 1)
         mean = (np.bincount(self.owner, self.y, self.clients) / count)[self.owner]
-        # Labels that are all alike are not a sum of squares by rounding.
+        # Equal labels must not get a nonzero sum of squares from rounding.
         low, high = (np.full(self.clients, v) for v in (np.inf, -np.inf))
         np.minimum.at(low, self.owner, self.y)
         np.maximum.at(high, self.owner, self.y)
@@ -269,7 +273,7 @@ class NumberRows:
 
 
 def mean_of(values: np.ndarray, owner: np.ndarray, clients: int) -> Value:
-    """The mean of a number of each row, over all rows and over those of each client."""
+    """The mean of one number per row, over all rows and over those of each client."""
     own = _ratio(np.bincount(owner, values, clients), np.bincount(owner, minlength=clients))
     if not len(values):
         return Value(None, None, own)
@@ -280,8 +284,8 @@ def mean_of(values: np.ndarray, owner: np.ndarray, clients: int) -> Value:
 def auc(
     score: np.ndarray, positive: np.ndarray, owner: np.ndarray, clients: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Each client's area under the ROC curve, NaN where its rows are of one kind; and for each row the share
-    of the client's rows of the other kind that it is on the right side of, a tie counting half.
+    """Each client's area under the ROC curve, NaN if its rows are of one kind; and for each row the share of
+    the client's rows of the other kind that it is ranked correctly against, with ties counting half.
 
     The area is the mean of these shares over the positive rows: the probability that a positive row scores
     higher than a negative one.
@@ -294,7 +298,7 @@ def auc(
     new = np.ones(len(s), bool)
     new[1:] = (s[1:] != s[:-1]) | (mine[1:] != mine[:-1])
     first = np.flatnonzero(new)
-    tie = np.cumsum(new) - 1  # which run of equal scores a row is in
+    tie = np.cumsum(new) - 1  # the run of equal scores that a row is in
     last = np.append(first[1:], len(s))
     count = np.bincount(owner, minlength=clients)
     begin = np.cumsum(count) - count
@@ -316,10 +320,10 @@ def auc(
 
 
 def best_threshold(probability: np.ndarray, y: np.ndarray) -> float:
-    """The probability from which on a row should be called positive, so that F1 on these rows is largest.
+    """The probability threshold for the positive class that maximises F1 on these rows.
 
-    `y` says which rows are positive. It lies half way between two probabilities that occur; of several that
-    do equally well it is the highest. Without a positive row it is 0.5.
+    `y` says which rows are positive. The threshold is halfway between two probabilities that occur; the
+    highest of several that do equally well. Without a positive row it is 0.5.
 
     >>> best_threshold(np.array([0.1, 0.2, 0.3, 0.4]), np.array([False, False, True, True]))
     0.25
@@ -342,6 +346,6 @@ def _ratio(a: Any, b: Any) -> np.ndarray:
 
 
 def _mean_of_defined(values: np.ndarray) -> Any:
-    """The mean along the last axis of what is not NaN; NaN if nothing is left."""
+    """The mean along the last axis, ignoring NaN; NaN if nothing is left."""
     there = ~np.isnan(values)
     return _ratio(np.where(there, values, 0).sum(axis=-1), there.sum(axis=-1))

@@ -1,8 +1,8 @@
 """Rounds of a federation on one machine: all clients of a cohort in one compiled program.
 
 Randomness is addressed, not threaded: a client's key in a round is a function of (seed, round, client id),
-and the cohort one of (seed, round). So training only the cohort, adding a client, stopping and resuming all
-leave every client's computation as it was.
+and the cohort is a function of (seed, round). So training only the cohort, adding a client, stopping and
+resuming all leave every other client's computation unchanged.
 """
 
 from __future__ import annotations
@@ -33,18 +33,19 @@ from pfedme.errors import InputError
 T = TypeVar("T")
 
 MOST_ROUNDS = 64
-"""The most rounds in one call of the compiled program; the result does not depend on it."""
+"""The largest number of rounds in one call of the compiled program; the result does not depend on it."""
 
 CACHE_BYTES = 2**23
-"""What the models of all clients at work may take for several runs to be faster together than in turn."""
+"""Limit on the size of all active clients' models below which several runs are faster together than in
+turn."""
 
 
 class State(NamedTuple):
-    """Where a run stands before round t. With the specification it determines everything that follows."""
+    """The state of a run before round t. With the specification it determines everything that follows."""
 
     t: int
     server: Any
-    """What the server keeps between rounds: mostly w."""
+    """What the server keeps between rounds: usually w."""
     clients: Any
     """What each client keeps between rounds, stacked; () if nothing."""
 
@@ -72,7 +73,7 @@ class Store:
         f = federation
         where = (*f.rows("train"), f.n_test)
         columns = (f.x, f.y, *(a.astype(np.int32) for a in where), f.ids)
-        # With validation rows counted in, so that the folds of a federation share their programs.
+        # Includes validation rows, so that the folds of a federation share compiled programs.
         longest = int((f.n_val + f.n_train).max())
         return cls(*(replicate(column) for column in columns), longest=longest)
 
@@ -83,7 +84,7 @@ class Store:
 
 
 class Job(NamedTuple):
-    """What stays the same from round to round of one run, beside its store of rows."""
+    """What stays the same from round to round of a run, besides its store of rows."""
 
     algorithm: Algorithm
     model: Model
@@ -97,8 +98,9 @@ class Simulation:
         self, algorithm: Algorithm, model: Model, federation: Federation, *, cohort: int, seed: int = 0,
         key: jax.Array | None = None, quarter_at: Sequence[int] = (),
     ) -> None:  # fmt: skip
-        """`key` is what mini-batches are drawn by, if not the seed; step sizes that are not given come from
-        the curvature of the clients' losses; after the rounds `quarter_at` η is divided by four."""
+        """`key` is the seed for mini-batches, if it differs from the seed; step sizes that are not given come
+        from the curvature of the clients' losses; η is divided by four after each of the rounds
+        `quarter_at`."""
         if not 1 <= cohort <= federation.clients:
             raise InputError(
                 f"A cohort of {cohort} cannot be drawn from {federation.clients} clients; "
@@ -118,24 +120,24 @@ class Simulation:
             self.algorithm = algorithm.with_steps(self.smoothness())
 
     def job(self, t: int) -> Job:
-        """What is the same in all rounds around t."""
+        """What stays the same in the rounds around t."""
         quarters = sum(t >= at for at in self.quarter_at)
         algorithm = self.algorithm.slower(0.25**quarters) if quarters else self.algorithm
         return Job(algorithm, self.model, self.key)
 
     def same_steps(self, t: int) -> int:
-        """How many rounds from round t on have the same step sizes."""
+        """Number of rounds from round t that have the same step sizes."""
         return min((at - t for at in self.quarter_at if at > t), default=MOST_ROUNDS)
 
     @property
     def at_once(self) -> int:
-        """How many such runs are fastest together: as many as keep their clients' models in the caches."""
+        """How many such runs to run together: as many as keep their clients' models in the caches."""
         shapes = jax.eval_shape(self.model.init, self.key)
         models = 2 * self.cohort * sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
         return max(1, CACHE_BYTES // models)
 
     def start(self, server: Any = None) -> State:
-        """Before the first round, with what the server keeps then, or with something else."""
+        """The state before the first round, with the server's initial state or a given one."""
         if server is None:
             server = first_server(self.algorithm, self.model, self.seed, self.trained_clients)
         clients = _first_states(self.algorithm, self.model, self.seed, server, clients=self.trained_clients)
@@ -146,9 +148,9 @@ class Simulation:
         return draw_cohort(self._by_id, self.cohort, self.seed, t)
 
     def advance(self, state: State, rounds: int) -> tuple[State, bool]:
-        """The state after so many more rounds, and whether all of it is finite.
+        """The state after `rounds` more rounds, and whether all of it is finite.
 
-        If not, the state is the one before the round that went wrong.
+        If not, the state is the one before the round that failed.
         """
         end, finite = state.t + rounds, True
         while finite and state.t < end:
@@ -156,26 +158,26 @@ class Simulation:
         return state, finite
 
     def update(self, state: State, who: np.ndarray) -> Update:
-        """What clients `who` make of round t, stacked; uploads are as the server decodes them."""
+        """The updates of clients `who` in round t, stacked; uploads are decoded."""
         update = _update(self.store, self.job(state.t), state, padded(who))
         return jax.tree.map(lambda a: a[: len(who)], update)
 
     def reply(self, t: int, sent: Any, own: Any) -> Update:
-        """What the only client of this federation makes of round t with what it was sent and what it keeps:
-        the part of a round of a client that is elsewhere. The upload is encoded."""
+        """The update of this federation's only client in round t, from what it was sent and what it keeps:
+        the part of a round that a deployed client computes. The upload is encoded."""
         return _reply(self.store, self.job(t), t, sent, own)
 
     def reply_models(self, t: int, sent: Any, own: Any) -> tuple[Models, dict[str, np.ndarray]]:
-        """That client's models in answer to what it was sent, stacked."""
+        """The models with which that client answers what it was sent, stacked."""
         models, info = _reply_models(self.store, Job(self.algorithm, self.model, self.key), t, sent, own)
         return models, {k: np.asarray(v, np.float64) for k, v in info.items()}
 
     def answer(self, state: State, who: np.ndarray | None = None) -> tuple[Models, dict[str, np.ndarray]]:
-        """The local and personal models of clients `who` (default: all) in answer to w, stacked."""
-        if self.algorithm.pools:  # no client has a model of its own
+        """The local and personal models with which clients `who` (default: all) answer w, stacked."""
+        if self.algorithm.pools:  # no client has its own model
             return Models(), {}
         who = np.arange(self.federation.clients) if who is None else np.asarray(who)
-        # With full steps, however late: they make personal models what they are.
+        # With full steps, even late in a run, because they define the personal models.
         job = Job(self.algorithm, self.model, self.key)
         models, info = _answer(self.store, job, state, padded(who))
         models, info = jax.tree.map(lambda a: a[: len(who)], (models, info))
@@ -192,7 +194,7 @@ class Simulation:
     ) -> tuple[Evaluation, Models]:
         """The scores of all models of clients `who` (default: all), and their local and personal models.
 
-        Without `train` only the rows to judge `on` are looked at, which is quicker. With `rows` each of those
+        Without `train`, only the rows to evaluate `on` are used, which is faster. With `rows`, each of those
         is kept, for the metrics that need more than sums.
         """
         who = np.arange(self.federation.clients) if who is None else np.asarray(who)
@@ -221,7 +223,7 @@ class Simulation:
         return Evaluation(t, who, scores[on], scores.get("train", {}), info)
 
     def evaluated(self, clients: int) -> np.ndarray:
-        """So many clients, drawn once for the run, in the order of the federation."""
+        """The clients to evaluate, drawn once for the run, in the order of the federation."""
         if clients == self.federation.clients:
             return np.arange(clients)
         rng = np.random.default_rng([self.seed, 2**32])
@@ -232,8 +234,8 @@ class Simulation:
         return self.algorithm.shared(state.server, state.clients)
 
     def smoothness(self, batches: int = 32) -> float:
-        """An estimate of L: the largest curvature, at the first w, of clients' losses on so many mini-batches
-        of the size that the algorithm takes; of 256 rows where it takes all."""
+        """An estimate of L: the largest curvature, at the initial w, of clients' losses on `batches`
+        mini-batches of the algorithm's size; of 256 rows if it takes all rows."""
         who = self._by_id[np.linspace(0, self.trained_clients - 1, batches).astype(int)]
         first, B = first_model(self.model, self.seed), self.algorithm.B
         first = first.map(lambda leaf: leaf.astype(self.store.x.dtype))
@@ -257,10 +259,10 @@ def draw_cohort(by_id: np.ndarray, cohort: int, seed: int, t: int) -> np.ndarray
 def advance(
     simulations: Sequence[Simulation], states: Sequence[State], rounds: int
 ) -> list[tuple[State, bool]]:
-    """`Simulation.advance` of several runs in one program; all stop before a round in which one goes wrong.
+    """`Simulation.advance` of several runs in one program; all stop before a round in which one fails.
 
-    They share the federation and the size of the cohort, and differ in seeds and in floats such as λ alone.
-    A run's result depends on how many there are by rounding, and on which they are not at all.
+    They share the federation and the size of the cohort, and differ only in seeds and in floats such as λ.
+    A run's result depends on the number of runs only through rounding, and not at all on the other runs.
     """
     steady = (sim.same_steps(state.t) for sim, state in zip(simulations, states, strict=True))
     rounds = min(rounds, MOST_ROUNDS, *steady)
@@ -296,7 +298,7 @@ def _advance(
 ) -> tuple[jax.Array, jax.Array, list[State]]:
     """Rounds until `rounds` are done or a number is no longer finite.
 
-    Client who[t, k] is of run[k]; the first `cohort` are of run 0, and so on; what is left over is padding.
+    Client who[t, k] belongs to run[k]; the first `cohort` to run 0, and so on; the rest is padding.
     """
     job, start = _stacked(jobs), _stacked(states)
 
@@ -310,7 +312,7 @@ def _advance(
     def one_round(carry: Any) -> Any:
         done, _, state = carry
         update = _each("client_update", store, job, state, run, who[done])
-        # A row a run; not a sum over all that gives other runs no weight, for zero times infinity is no zero.
+        # One row per run, not a sum over all with zero weights for other runs: zero times infinity is NaN.
         members = update.upload, who[done], store.n_train[who[done]]
         uploads, clients, count = jax.tree.map(by_run, members)
 
@@ -351,7 +353,7 @@ def _update(store: Store, job: Job, state: State, who: jax.Array) -> Update:
 
 
 def _own_key(key: jax.Array, t: Any, id: jax.Array) -> jax.Array:
-    """The randomness of a client in round t."""
+    """The random key of a client in round t."""
     return jax.random.fold_in(jax.random.fold_in(key, t), id)
 
 
@@ -383,7 +385,7 @@ def _each(
     run: jax.Array,
     who: jax.Array,
 ) -> Any:
-    """What client i = who[k] of run[k] makes of (key_i, problem_i, w, state_i), for all k at once."""
+    """What client i = who[k] of run[k] returns for (key_i, problem_i, w, state_i), for all k at once."""
 
     def part(shared: tuple[Store, Job, State], work: tuple[jax.Array, jax.Array]) -> Any:
         store, job, state = shared

@@ -1,14 +1,14 @@
 """Whether joining pays: yes, no, or cannot tell, from the scores of the same clients joined and alone.
 
 With g_is the gain of client i by joining in the run with seed s, and ḡ_i its mean over seeds, the estimate is
-the mean ḡ of ḡ_1, …, ḡ_N. Seeds share data, so they are no further clients: they only add the variance of
-their own means. The interval is the wider of two,
+the mean ḡ of ḡ_1, …, ḡ_N. Seeds share data, so they do not count as further clients: they only add the
+variance of their own means. The interval is the wider of two,
 
     ḡ ± t √(V(ḡ_i)/N + V(ḡ_s)/S)    over clients and seeds, with Student's t,
     ḡ ± z √(Σ_i e_i²)/N             over test rows, with e_i the standard error of ḡ_i from i's own rows.
 
-The second one guards against a few clients that happen to be alike. The answer is yes if the interval lies
-above zero and no if it lies below, and neither while anything that is compared was still improving.
+The second one guards against a few clients that happen to be similar. The answer is yes if the interval lies
+above zero and no if it lies below, and neither if anything in the comparison was still improving.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from scipy import stats
 from pfedme.engine.measure import ACCURACY, Measure
 
 LEVEL = 0.98
-"""How often the interval holds the true gain. Where there is no difference, at most 2 % of the answers are a
+"""How often the interval contains the true gain. If there is no difference, at most 2 % of the answers are a
 yes or a no. With 95 % it would be 5 %, and nearly every second series of 200 would have more than 5 %."""
 MARGIN = 0.001
 """A smaller gain is called no difference: a tenth of a point, or 0.1 % of an error."""
 SHARES = ("accuracy", "balanced_accuracy", "auc", "recall", "precision", "f1")
-"""Scores from 0 to 1 whose noise on n rows is at least about that of a share of n rows."""
+"""Scores from 0 to 1 whose noise on n rows is at least about that of a proportion of n rows."""
 ERRORS = ("loss", "log_loss", "brier", "rmse", "mae")
-"""Scores of which less is better."""
+"""Scores for which lower is better."""
 IMPROVING = "losses were still falling when training ended; give more --budget, or no --rounds"
 
 PERCENT = f"{100 * LEVEL:g} %"
@@ -56,18 +56,18 @@ class Gains(NamedTuple):
 
     each: np.ndarray
     noise: np.ndarray | None = None
-    """The standard errors from the clients' own rows, where there are any."""
+    """The standard errors from the clients' own rows, if there are any."""
     least: np.ndarray | None = None
-    """The least that these can be, where they are not paired over rows. The mean is judged by it."""
+    """Lower bounds on these, if they are not paired over rows. The mean is judged by them."""
 
     def known(self) -> Gains:
-        """Those of the clients that have one."""
+        """The gains of the clients that have one."""
         there = ~np.isnan(self.each)
         noise, least = (None if values is None else values[there] for values in self[1:])
         return Gains(self.each[there], noise, least)
 
     def mean(self, level: float = LEVEL) -> Interval | None:
-        """Their mean with its interval; None if too few are known, one being enough if it is paired."""
+        """The mean with its interval; None if too few are known (one is enough if it is paired)."""
         gains, noise, least = self.known()
         paired = noise is not None and least is None
         return interval(gains, noise if paired else least, level) if len(gains) >= 2 - paired else None
@@ -75,7 +75,7 @@ class Gains(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """Whether joining pays, and what says so; gains are in the metric's own units, positive if it does."""
+    """Whether joining pays, and the evidence; gains are in the metric's units, positive if it does."""
 
     verdict: Answer
     gain: float | None
@@ -83,7 +83,7 @@ class Verdict:
     high: float | None
     metric: str
     joined: str
-    """The model that was compared with alone, as a sentence names it."""
+    """The model that was compared with alone, by its name in a sentence."""
     clients: int
     seeds: int
     level: float = LEVEL
@@ -91,7 +91,7 @@ class Verdict:
     """Clients that gain beyond the 95 % interval of their own test rows; None if that is not known."""
     losing: int | None
     why: str
-    """What keeps it from being a yes or a no; empty for these."""
+    """Why it is neither yes nor no; empty if it is."""
     sentence: str
 
     def to_json(self) -> dict[str, Any]:
@@ -112,8 +112,8 @@ def judge(
     """Whether joining pays, from each client's score joined and alone: arrays seeds × clients, or clients.
 
     A client without a score is NaN. `rows` has the clients' numbers of test rows; `noise` the standard errors
-    of their gains from these rows where it is known about which of them the models differ. What is compared
-    must have been chosen without its test scores.
+    of their gains from these rows, if it is known on which rows the models differ. The models that are
+    compared must have been chosen without their test scores.
 
     >>> judge(np.array([0.8, 0.7, 0.9, 0.8]), np.array([0.7, 0.6, 0.7, 0.7]), name="w").sentence
     'Joining pays: +12.5 points for w over alone, 98 % interval +1.1 to +23.9 (4 clients, 1 seed).'
@@ -168,7 +168,7 @@ def judge(
 def interval(gains: np.ndarray, noise: np.ndarray | None = None, level: float = LEVEL) -> Interval:
     """The mean gain over clients with its interval, from gains of seeds × clients, or of clients.
 
-    Every client must have a gain with one seed at least; `noise` has the standard errors of the clients'
+    Every client must have a gain with at least one seed; `noise` has the standard errors of the clients'
     gains from their own rows. A single client's interval is that of its rows, or infinite.
 
     >>> interval(np.array([1.0, 2.0, 3.0]), level=0.95)
@@ -178,7 +178,7 @@ def interval(gains: np.ndarray, noise: np.ndarray | None = None, level: float = 
     own, by_seed = np.nanmean(gains, axis=0), np.nanmean(gains, axis=1)
     parts = [(float(v.var(ddof=1)) / len(v), len(v) - 1) for v in (own, by_seed) if len(v) > 1]
     mean, variance = float(own.mean()), sum(v for v, _ in parts)
-    # Welch and Satterthwaite's degrees of freedom of a sum of variances.
+    # Welch–Satterthwaite degrees of freedom of a sum of variances.
     freedom = variance**2 / sum(v**2 / df for v, df in parts) if variance > 0 else 1
     tail = (1 + level) / 2
     half = float(stats.t.ppf(tail, freedom)) * math.sqrt(variance)
@@ -190,9 +190,9 @@ def interval(gains: np.ndarray, noise: np.ndarray | None = None, level: float = 
 
 
 def least_noise(gains: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """The least standard error that each client's gain can have.
+    """The smallest standard error that each client's gain can have.
 
-    McNemar's √(b + c + 1)/n if its models differ on no more than the |g| n rows that the gain takes.
+    McNemar's √(b + c + 1)/n if its models differ on no more rows than the |g| n that the gain requires.
     """
     n = np.maximum(rows, 1)
     return np.sqrt(np.abs(gains) * n + 1) / n
@@ -201,9 +201,9 @@ def least_noise(gains: np.ndarray, rows: np.ndarray) -> np.ndarray:
 def row_noise(joined: np.ndarray, alone: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """The standard error of each client's gain, as if its two models erred on its rows independently.
 
-    √((p(1 − p) + q(1 − q))/n) with shares p and q that have a row right and a row wrong added, so that a few
-    rows which are all right do not count as certain. Models of one client mostly err on the same rows, which
-    makes this wider than need be.
+    √((p(1 − p) + q(1 − q))/n) with shares p and q to which one right and one wrong row are added, so that a
+    few rows which are all right do not count as certain. Models of one client mostly err on the same rows,
+    which makes this wider than necessary.
     """
     n = np.maximum(rows, 1)
     shares = [(n * np.clip(p, 0, 1) + 1) / (n + 2) for p in (joined, alone)]
@@ -211,7 +211,7 @@ def row_noise(joined: np.ndarray, alone: np.ndarray, rows: np.ndarray) -> np.nda
 
 
 def told(found: Interval, measure: Measure, name: str) -> str:
-    """`+1.2 points for `name` over alone, 98 % interval −0.3 to +2.7`; of an error, how much lower it is."""
+    """`+1.2 points for `name` over alone, 98 % interval −0.3 to +2.7`; for an error, how much lower it is."""
     if measure.key in ERRORS:
         down = found.mean >= 0
         mean, low, high = found if down else (-found.mean, -found.high, -found.low)
@@ -225,7 +225,7 @@ def told(found: Interval, measure: Measure, name: str) -> str:
 
 
 def signed(value: float, measure: Measure) -> str:
-    """A difference as a sentence shows it, with its sign."""
+    """A difference with its sign, as in a sentence."""
     digits = "+.3g" if measure.digits is None else f"+.{measure.digits - 1}f"
     text = f"{measure.scale * value:{digits}}"
     return text.replace("-", "−") if float(text) else text[1:]

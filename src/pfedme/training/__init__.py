@@ -1,1 +1,1 @@
-"""Runs carried out: how long to train, rounds, checkpoints, comparisons, trackers."""
+"""Carrying out runs: how long to train, rounds, checkpoints, comparisons, trackers."""

@@ -27,31 +27,31 @@ from pfedme.training.track import Tracking, described, from_json
 from pfedme.training.trackers import Tracker
 
 Watch = Callable[[str, int, Progress], None]
-"""Told the label of a run, its place in the plan, and its progress."""
+"""Called with the label of a run, its index in the plan, and its progress."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """Finished runs: the records by algorithm, a list over seeds."""
+    """Finished runs: the records by algorithm, one list entry per seed."""
 
     records: dict[str, list[dict[str, Any]]]
     verdict: Verdict | None = None
-    """Whether joining pays, if both that and alone were tried."""
+    """Whether joining pays, if both joining and alone were run."""
 
     @property
     def finals(self) -> dict[str, list[dict[str, Any]]]:
-        """The last evaluations, of the runs that did not diverge."""
+        """The last evaluations of the runs that did not diverge."""
         return {name: [r["final"] for r in records if r["final"]] for name, records in self.records.items()}
 
     @property
     def histories(self) -> dict[str, list[list[dict[str, Any]]]]:
-        """All evaluations, of the same."""
+        """All evaluations of the same runs."""
         return {name: [r["history"] for r in records if r["final"]] for name, records in self.records.items()}
 
     def best(self, out: Path) -> set[tuple[str, str]]:
         """(algorithm, model) of each kind of model that is better than all others of its kind beyond noise,
-        paired over clients, and over all rows too. Clients' values are from their tables below `out`, in the
-        mean over seeds. What one central table would give competes with none."""
+        paired over clients, and also over all rows. Clients' values come from their tables below `out`,
+        averaged over seeds. The pooled model does not compete."""
         what, found = measure(self.finals), set()
         values = {name: self._of_clients(out, name, what.key) for name in self.records if name != "pooled"}
         for kind in KINDS:
@@ -66,7 +66,7 @@ class Comparison:
         return found
 
     def _of_clients(self, out: Path, name: str, key: str) -> dict[str, np.ndarray]:
-        """Each client's metric by an algorithm's models, in the mean over seeds."""
+        """Each client's metric for an algorithm's models, averaged over seeds."""
         tables = []
         for record in self.records[name]:
             file = Folder(out / name / f"seed-{record['config']['seed']}").clients
@@ -97,7 +97,7 @@ def compare(
     watch: Watch = lambda *_: None,
     track: Sequence[Tracker] = (),
 ) -> Comparison:
-    """Carries out each run with `seeds` seeds, in folders of their own below `out`; each is tracked alone."""
+    """Carries out each run with `seeds` seeds, each in its own folder below `out` and tracked separately."""
     plan = out / PLAN
     refuse_file(out)
     if out.exists() and any(out.iterdir()) and not force:
@@ -112,7 +112,7 @@ def compare(
         for label, run in zip(_labels(runs), runs, strict=True)
         for k in range(seeds)
     ]
-    for run in runs:  # whatever is wrong with a run shows here, before anything is touched
+    for run in runs:  # anything wrong with a run shows up here, before any file is touched
         check(dataclasses.replace(run, seed=run.seed + seeds - 1), "the run")
         run.prepare()
     tracked = {folder: [tracker.below(folder) for tracker in track] for _, _, folder in jobs}
@@ -138,9 +138,9 @@ def compare(
 def resume_comparison(
     out: Path, runs: Sequence[Run] | None = None, *, watch: Watch = lambda *_: None
 ) -> Comparison:
-    """Goes on with a comparison: finished runs are read, unfinished ones are resumed, the rest is run.
+    """Resumes a comparison: finished runs are read, unfinished ones are resumed, the others are run.
 
-    `runs` are those of the plan, where they are at hand.
+    `runs` are those of the plan, if available.
     """
     jobs = read_plan(out)
     try:
@@ -175,11 +175,12 @@ def carry_out_plan(
     wanted: Wanted = EVERYTHING,
     track: Sequence[Sequence[Tracker]] = (),
 ) -> None:
-    """Brings the run of each (label, run, folder) to its end, those that can share a program at once.
+    """Completes the run of each (label, run, folder); runs that can share a program are run together.
 
-    `track` has the trackers of each, if any are to follow them.
+    `track` has the trackers of each run, if any.
 
-    What a folder already holds is kept. A run that diverges says so in its record, and the others go on.
+    What a folder already contains is kept. A run that diverges says so in its record, and the others
+    continue.
     """
     for places in _groups([run for _, run, _ in plan]):
         executions = []
@@ -196,14 +197,14 @@ def carry_out_plan(
             elif (status := folder.status()) == "running":
                 executions.append(reopen(path, watch=tell, wanted=wanted))
             else:
-                if status == "finished":  # and perhaps killed just then
+                if status == "finished":  # and possibly killed right afterwards
                     folder.checkpoint.unlink(missing_ok=True)
                 tell(Progress(run.rounds, run.rounds, None))
         carry_out(executions, lanes=len(places))
 
 
 def _groups(runs: Sequence[Run]) -> list[list[int]]:
-    """The places of runs that differ in seeds and floats alone, no more together than is fast."""
+    """The indices of runs that differ only in seeds and floats, in groups of a size that is fast."""
     alike: dict[Any, list[int]] = {}
     for place, run in enumerate(runs):
         alike.setdefault(run.program(), []).append(place)
@@ -215,6 +216,6 @@ def _groups(runs: Sequence[Run]) -> list[list[int]]:
 
 
 def _labels(runs: Sequence[Run]) -> list[str]:
-    """The algorithms' names, numbered where one comes twice."""
+    """The algorithms' names, numbered if one occurs twice."""
     names = [run.algorithm.name for run in runs]
     return [n if names.count(n) == 1 else f"{n}-{names[: k + 1].count(n)}" for k, n in enumerate(names)]

@@ -1,4 +1,4 @@
-"""A run carried out: rounds, evaluations, checkpoints, and a folder with the results."""
+"""Carrying out a run: rounds, evaluations, checkpoints, and a folder with the results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pfedme.training.track import Tracking
 from pfedme.training.trackers import Tracker
 
 CALL_S = 0.5
-"""Seconds that one call of the compiled program should take, so that progress is seen."""
+"""Seconds that one call of the compiled program should take, so that progress is visible."""
 
 
 def execute(
@@ -29,12 +29,12 @@ def execute(
     watch: Watch = lambda _: None,
     track: Sequence[Tracker] = (),
 ) -> Result:
-    """Carries out a run from its beginning; with `out`, in a folder that keeps it."""
+    """Carries out a run from the beginning; with `out`, it is saved in that folder."""
     return _alone(begin(run, out, force=force, watch=watch, track=track))
 
 
 def resume(out: Path, *, watch: Watch = lambda _: None) -> Result:
-    """Goes on with an interrupted run; the result is the uninterrupted one's to the bit."""
+    """Resumes an interrupted run; the result is bit-identical to that of an uninterrupted run."""
     return _alone(reopen(out, watch=watch))
 
 
@@ -54,10 +54,10 @@ def begin(
     wanted: Wanted = EVERYTHING,
     track: Sequence[Tracker] = (),
 ) -> Execution:
-    """A run before its first round; with `out`, in a folder that keeps it, which trackers need."""
+    """A run before its first round; with `out`, it is saved in that folder, which trackers need."""
     folder = Folder(out) if out else None
     if track and not folder:
-        raise InputError("A run without a folder cannot be tracked; give it one.")
+        raise InputError("A run without a folder cannot be tracked; give it a folder.")
     if folder:
         folder.check_writable(force=force)
     run, simulation = run.prepare()
@@ -69,17 +69,17 @@ def begin(
 
 
 def reopen(out: Path, *, watch: Watch = lambda _: None, wanted: Wanted = EVERYTHING) -> Execution:
-    """An interrupted run as its checkpoint has it."""
+    """An interrupted run, restored from its checkpoint."""
     folder = Folder(out)
     record = folder.read()
     if record.get("status") == "finished":
         raise InputError(f"The run in {out} is finished; there is nothing to resume.")
     if record.get("status") == "diverged":
-        raise InputError(f"The run in {out} diverged, and would again; start one with other settings.")
+        raise InputError(f"The run in {out} diverged, and would again; start a new one with other settings.")
     if record.get("version") != __version__:
         raise InputError(
-            f"{out} was begun with pfedme {record.get('version')}, this is {__version__}; "
-            "finish it with the version that began it."
+            f"{out} was started with pfedme {record.get('version')}, but this is {__version__}; "
+            "finish it with the version that started it."
         )
     try:
         run = Run.from_json(record["config"])
@@ -93,10 +93,10 @@ def reopen(out: Path, *, watch: Watch = lambda _: None, wanted: Wanted = EVERYTH
 
 
 def carry_out(executions: Sequence[Execution], lanes: int = 1) -> list[Result | RunError]:
-    """The results of runs that differ in seeds and in floats alone, their rounds in one compiled program.
+    """The results of runs that differ only in seeds and floats, with their rounds in one compiled program.
 
-    One that diverges leaves its error, and the others go on. The program always has as many `lanes`, and
-    spare ones repeat the first run, because the last bits of a result depend on their number.
+    If a run diverges, its result is the error, and the others continue. The program always has `lanes` lanes,
+    and spare ones repeat the first run, because the last bits of a result depend on their number.
     """
     outcomes: dict[Execution, Result | RunError] = {}
     courses = {execution: execution.course() for execution in executions}

@@ -1,4 +1,4 @@
-"""A run under way: rounds, evaluations, checkpoints, and a folder with the results."""
+"""A run in progress: rounds, evaluations, checkpoints, and a folder with the results."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ if TYPE_CHECKING:
     from pfedme.personalization.afterwards import Offer
 
 CHECKPOINT_EVERY_S = 5.0
-"""Seconds between checkpoints: what a killed run loses at most, plus the rounds of one call."""
+"""Seconds between checkpoints: the most that a killed run loses, apart from the rounds of one call."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Progress:
-    """What a watcher of a run is told after every few rounds."""
+    """The progress that a run reports after every few rounds."""
 
     round: int
     rounds: int
     entry: dict[str, Any] | None
-    """The newest evaluation, right after it was made; else None."""
+    """The latest evaluation, if it has just been made; else None."""
     pilot: bool = False
-    """Whether it is still being found out how many rounds there will be; `rounds` are then the most."""
+    """Whether the number of rounds is still being determined; `rounds` is then the maximum."""
 
 
 Watch = Callable[[Progress], None]
@@ -68,16 +68,16 @@ class Result:
     w: jax.Array | None
     """The global model's coordinates, if there is one."""
     theta: jax.Array | None
-    """The personal models' coordinates, a row a client, if there are any."""
+    """The personal models' coordinates, one row per client, if there are any."""
     federation: Federation
     model: Model
     offer: Offer | None = None
-    """What was found for its clients afterwards, if that was asked for."""
+    """What was found for its clients afterwards, if requested."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Wanted:
-    """What a run is to leave behind beside its record."""
+    """What a run writes besides its record."""
 
     files: bool = True
     """The models, the table of clients and the curves."""
@@ -89,7 +89,7 @@ EVERYTHING = Wanted()
 
 
 class Execution:
-    """A run under way."""
+    """A run in progress."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class Execution:
         tracking: Tracking,
         auto: dict[str, Any] | None = None,
     ) -> None:
-        """`auto` is what the record of a run that is taken up again says of what was not given."""
+        """`auto` is the part of a resumed run's record about settings that were not given."""
         self.run, self.simulation, self.folder, self.watch = run, simulation, folder, watch
         self.wanted, self.tracking = wanted, tracking
         self.history: list[dict[str, Any]] = []
@@ -129,8 +129,7 @@ class Execution:
     def course(self) -> Generator[int, tuple[State, bool] | None, Result]:
         """Rounds and evaluations to the end, and then the results.
 
-        Yields how many rounds may pass before the next evaluation, and is sent what became of the state
-        after some of them.
+        Yields the number of rounds until the next evaluation, and is sent the state after some of them.
         """
         if not self.piloted:
             self.pilot()
@@ -154,7 +153,7 @@ class Execution:
             self.watch(Progress(self.state.t, rounds, None))
 
     def pilot(self) -> None:
-        """Finds what was not given, and puts it into the run."""
+        """Determines the settings that were not given, and puts them into the run."""
         run, s = self.run, self.simulation
         most = run.rounds or run.budget
 
@@ -194,7 +193,7 @@ class Execution:
         self.save(now=True)
 
     def about_auto(self) -> dict[str, Any]:
-        """What the record says of what was not given."""
+        """What the record says about settings that were not given."""
         steps = self.simulation.algorithm
         found = [name for name in steps.steps if not getattr(self.asked, name)]
         return {
@@ -209,7 +208,7 @@ class Execution:
         }
 
     def slower(self) -> bool:
-        """Begins again with a quarter of the steps that were not given; False if that cannot help."""
+        """Starts again with a quarter of the step sizes that were not given; False if that cannot help."""
         steps = slower(self.asked, self.simulation.algorithm)
         if steps is None or self.retries >= RETRIES or chooses_l2(self.asked):
             return False
@@ -221,14 +220,14 @@ class Execution:
         self.state = self.simulation.start()
         if self.auto is not None:
             self.auto |= {key: self.about_auto()[key] for key in ("steps", "retries")}
-        if self.folder:  # lest it is found beside a record with other steps
+        if self.folder:  # so that it is not found next to a record with other steps
             self.folder.checkpoint.unlink(missing_ok=True)
         self.write_record("running")
         self.save(now=True)
         return True
 
     def evaluate(self, state: State, *, keep: bool) -> tuple[Evaluation, Models] | None:
-        """The evaluation of `state`, put into the history; None if training begins again with smaller steps,
+        """The evaluation of `state`, added to the history; None if training starts again with smaller steps,
         because a client's model is not finite."""
         with timed() as took:
             evaluation, models = self.simulation.evaluate(
@@ -246,22 +245,22 @@ class Execution:
         return evaluation, models
 
     def entry(self, evaluation: Evaluation) -> dict[str, Any]:
-        """An evaluation as the history has it; the last one is complete, and has a baseline beside it."""
+        """An evaluation as an entry of the history; the last one is complete and includes a baseline."""
         full = evaluation.round == self.run.rounds and self.wanted.files
         entry = evaluation.entry(self.metric.key, full=full, thresholds=self.thresholds())
         return entry | ({"baseline": baseline(self.simulation.federation, self.evaluated)} if full else {})
 
     def thresholds(self) -> dict[str, float]:
-        """The threshold of each kind of model, where accuracy is not what models are judged by."""
+        """The threshold of each kind of model, if accuracy is not the main metric."""
         return (self.auto or {}).get("threshold", {}) if self.metric.key != "accuracy" else {}
 
     def spent(self, what: str, took: dict[str, float], share: float = 1.0) -> None:
-        """Books a share of the time that something took."""
+        """Records a share of the time that something took."""
         self.timing[what] += share * took["work_s"]
         self.timing["compile_s"] += share * took["compile_s"]
 
     def diverged(self, what: str) -> NoReturn:
-        """Saves the last finite state and says why it may have come to this."""
+        """Saves the last finite state and reports the likely cause."""
         self.save(now=True)
         cause = self.simulation.algorithm.advice(self.simulation.smoothness())
         path = self.folder.checkpoint if self.folder else None
@@ -301,11 +300,11 @@ class Execution:
         return Result(self.run, record, evaluation, w, theta, simulation.federation, simulation.model)
 
     def files(self) -> list[Path]:
-        """What trackers are given."""
+        """The files that trackers receive."""
         return [self.folder.path / name for name in FILES] if self.folder else []
 
     def record(self, status: str) -> dict[str, Any]:
-        """How far the run has come."""
+        """The record of the run so far."""
         return {
             "status": status,
             "reason": self.reason,
@@ -323,7 +322,7 @@ class Execution:
         }
 
     def told_auto(self, status: str) -> dict[str, Any]:
-        """`auto` and `threshold`, where there is something to tell."""
+        """`auto` and `threshold`, if there is something to report."""
         if self.auto is None and self.piloted:
             self.auto = self.about_auto()
         if self.auto is None:
@@ -340,13 +339,14 @@ class Execution:
         return {"auto": auto, **({"threshold": thresholds} if thresholds else {})}
 
     def metric_told(self) -> dict[str, Any]:
-        """What models are judged by, why, and of two classes the one that recall and the like are of."""
+        """The main metric, why it was chosen, and, of two classes, the one that recall and similar metrics
+        refer to."""
         f = self.simulation.federation
         told = {"key": self.metric.key, "why": self.why}
         return told | ({"positive": f.label_name(f.positive)} if f.classes == 2 else {})
 
     def write_record(self, status: str) -> dict[str, Any]:
-        """record.json, which says so."""
+        """Writes record.json with this status."""
         record = self.record(status)
         if self.folder:
             with writing(self.folder.record, self.rescue()):
@@ -356,13 +356,15 @@ class Execution:
     def rescue(self) -> str:
         """What to do after a failed write."""
         if self.folder and self.folder.checkpoint.exists():
-            return f" The last checkpoint is whole: make room, then 'pfedme resume {self.folder.path}'."
+            return (
+                f" The last checkpoint is intact: free disk space, then 'pfedme resume {self.folder.path}'."
+            )
         if self.folder and self.folder.record.exists():
-            return f" Make room, then 'pfedme resume {self.folder.path}' starts it again."
+            return f" Free disk space, then 'pfedme resume {self.folder.path}' starts it again."
         return ""
 
     def save(self, *, now: bool = False) -> None:
-        """A checkpoint, if it is time for one; a pilot that is stopped begins again."""
+        """Writes a checkpoint if it is time for one; a pilot that is stopped starts again."""
         state = self.state
         due = now or time.monotonic() - self.saved >= CHECKPOINT_EVERY_S
         if not (self.folder and self.piloted and due):
@@ -379,7 +381,7 @@ class Execution:
         self.saved = time.monotonic()
 
     def restore(self) -> State:
-        """The state in the checkpoint, once it is known to be whole and of this run."""
+        """The state in the checkpoint, after a check that it is intact and belongs to this run."""
         assert self.folder is not None
         tensors, about = self.folder.read_checkpoint()
         if about["config"] != self.run.to_json():

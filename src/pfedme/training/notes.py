@@ -1,4 +1,4 @@
-"""What a run tells of its training: where step sizes, weights and rounds came from, and what would help."""
+"""Notes on the training of a run: where step sizes, weights and rounds came from, and what would help."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pfedme.data.federation import Federation
 from pfedme.training.pilot import TOLERANCE, unlearned_loss
 
 UNEVEN = 3
-"""How many times an equal share the largest client's rows must be for the weights to be worth a sentence."""
+"""How many times an equal share the largest client must have for a note about weights."""
 
 
 def still_falling(history: list[dict[str, Any]], federation: Federation) -> bool:
-    """Whether the loss on training rows fell in the second half of a run: by more than five times what twice
-    the rounds must lower it by to be worth it, because steps of full size make it noisy."""
+    """Whether the loss on training rows fell in the second half of a run by more than five times the
+    improvement that makes doubling the rounds worthwhile; steps of full size make the loss noisy."""
     half = history[-1]["round"] / 2
     before = [entry for entry in history if entry["round"] <= half]
     if not before or half < 1:
@@ -28,7 +28,7 @@ def still_falling(history: list[dict[str, Any]], federation: Federation) -> bool
 
 
 def about_training(auto: dict[str, Any]) -> list[str]:
-    """How step sizes and rounds came about, in sentences."""
+    """Sentences about how step sizes and rounds were determined."""
     names = {"eta": "η", "alpha": "α"}
     said = []
     if auto["found"]:
@@ -54,8 +54,8 @@ def about_training(auto: dict[str, Any]) -> list[str]:
 
 
 def weights(algorithm: Algorithm, federation: Federation) -> dict[str, Any] | None:
-    """How the clients' uploads are weighed, and the largest client's share of the rows, where that is large;
-    None if it is not, or if nothing is uploaded."""
+    """How the clients' uploads are weighted, and the largest client's share of the rows, if it is large; None
+    if it is not, or if nothing is uploaded."""
     rows = federation.n_train
     largest = int(rows.argmax())
     share = float(rows[largest] / max(1, rows.sum()))
@@ -65,14 +65,14 @@ def weights(algorithm: Algorithm, federation: Federation) -> dict[str, Any] | No
 
 
 def about_weights(weights: dict[str, Any]) -> str:
-    """Who counts how much in the shared model, in a sentence."""
+    """A sentence about how much clients count in the shared model."""
     client, share = weights["client"], f"{100 * weights['share']:.1f} %"
     if weights["aggregation"] == "samples":
         return (
-            f"Clients are weighted by rows, so that '{client}' alone has {share} of the weight; "
-            "--aggregation uniform weights all alike."
+            f"Clients are weighted by rows, so '{client}' alone has {share} of the weight; "
+            "--aggregation uniform weights all clients equally."
         )
     return (
-        f"Clients are weighted alike, although '{client}' has {share} of all rows; --aggregation samples "
-        "weights by rows."
+        f"Clients are weighted equally, although '{client}' has {share} of all rows; --aggregation samples "
+        "weights them by rows."
     )

@@ -1,7 +1,8 @@
-"""What nobody gave: the number of rounds, smaller steps at the end, and clients' l2, all by validation rows.
+"""Settings that were not given: the number of rounds, smaller steps at the end, and clients' l2, all chosen
+on validation rows.
 
 A pilot trains with a fifth of each client's training rows held out. It doubles the rounds until that no
-longer lowers the loss on them. The run itself then trains on all training rows with what the pilot has found.
+longer lowers the loss on them. The run itself then trains on all training rows with the settings found.
 """
 
 from __future__ import annotations
@@ -24,33 +25,33 @@ from pfedme.engine.simulate import Simulation, State, advance
 from pfedme.errors import Diverged
 
 FOLDS = 5
-"""One of so many parts of each client's training rows is for validation."""
+"""Each client's training rows are divided into this many parts, one of which is for validation."""
 SMALL = 1000
-"""A client with fewer training rows chooses its l2 by all parts in turn, one with more by the first."""
+"""A client with fewer training rows uses all parts in turn to choose its l2, one with more only the first."""
 CAUTION = 0.5
-"""A weaker l2 must be better by so many standard errors, for a client with many rows."""
+"""Number of standard errors by which a weaker l2 must be better, for a client with many rows."""
 FEW = 100
-"""With n rows, it must be better by √(1 + FEW/n) times as many: a few rows tell their own noise badly."""
+"""With n rows, it must be better by √(1 + FEW/n) times as many: few rows estimate their own noise badly."""
 FIRST = 4
-"""Rounds with full steps at first."""
+"""Initial number of rounds with full steps."""
 ENOUGH = 32
-"""Rounds with full steps below which training has not converged, whatever the losses say."""
+"""With fewer rounds with full steps, training does not count as converged, whatever the losses are."""
 END = 0.5
 """Rounds with smaller steps at the end, as a share of those with full ones."""
 TOLERANCE = 1e-3
-"""By how much twice the rounds must lower the loss, as a share of what it is without any learning."""
+"""By how much doubling the rounds must lower the loss, as a share of the loss without learning."""
 ROSE = 0.01
-"""By how much, in the same unit, the loss on training rows may rise before steps count as too large."""
+"""By how much, in the same units, the loss on training rows may rise before steps count as too large."""
 RETRIES = 6
-"""How often a training that diverges begins again with a quarter of its steps."""
+"""How often training that diverges is restarted with a quarter of its step sizes."""
 UNJUDGED = 100
-"""Rounds where no client has enough rows to hold some out."""
+"""Number of rounds if no client has enough rows to hold some out."""
 
 Watch = Callable[[int], None]
 
 
 class Pilot(NamedTuple):
-    """What a pilot has found."""
+    """The settings that a pilot has found."""
 
     algorithm: Algorithm
     """With its step sizes."""
@@ -59,17 +60,17 @@ class Pilot(NamedTuple):
     """Rounds after which η is divided by four."""
     converged: bool
     validation: dict[str, float]
-    """The loss of each kind of model on validation rows after so many rounds."""
+    """The loss of each kind of model on validation rows after these rounds."""
     thresholds: dict[str, float]
-    """Of two classes: the best threshold on validation rows for each kind of model."""
+    """For two classes: the best threshold on validation rows for each kind of model."""
     retries: int = 0
-    """How often it diverged and began again with smaller steps."""
+    """How often it diverged and was restarted with smaller steps."""
     l2: np.ndarray | None = None
-    """The strength that each client has chosen, if they do."""
+    """The strength that each client has chosen, if clients choose it."""
 
 
 def chooses_l2(algorithm: Algorithm) -> bool:
-    """Whether clients find an l2 strength of their own."""
+    """Whether clients choose their own l2 strength."""
     return isinstance(algorithm, Alone) and algorithm.l2 == "own"
 
 
@@ -97,11 +98,11 @@ def pilot(
     who: np.ndarray | None = None,
     watch: Watch = lambda _: None,
 ) -> Pilot:
-    """Finds what is not given. `asked` is the algorithm as it was asked for, with 0 for a step size that was
-    not given, and `simulation` that of the run itself.
+    """Determines settings that are not given. `asked` is the algorithm as requested, with 0 for step sizes
+    that were not given, and `simulation` is that of the run itself.
 
-    With `rounds`, training takes so many, and only l2 is chosen. Raises `Diverged` if steps that were given
-    are too large.
+    With `rounds`, training takes that many, and only l2 is chosen. Raises `Diverged` if step sizes that were
+    given are too large.
     """
     held = simulation.federation
     held = held if np.any(held.n_val) else held.hold_out(0, FOLDS)
@@ -135,14 +136,14 @@ def pilot(
 
 
 def slower(asked: Algorithm, steps: Algorithm) -> Algorithm | None:
-    """The algorithm with a quarter of each step size that was not asked for; None if all were."""
+    """The algorithm with a quarter of each step size that was not given; None if all were given."""
     own = {name: 0.25 * getattr(steps, name) for name in steps.steps if not getattr(asked, name)}
     return dataclasses.replace(steps, **own) if own else None
 
 
 class Course:
-    """A training whose models are judged by validation rows; with l2 to choose, each client has a model for
-    each strength."""
+    """Training with evaluation on validation rows; if l2 is to be chosen, each client trains a model for each
+    strength."""
 
     def __init__(
         self, algorithm: Algorithm, simulation: Simulation, held: Federation, who: np.ndarray | None
@@ -188,7 +189,7 @@ class Course:
         return Diverged(f"{self.simulation.algorithm.name} diverged in round {self.t} of its pilot.")
 
     def row_scores(self, states: Sequence[State], part: Part) -> dict[str, np.ndarray]:
-        """How well each kind of model does, by `row_score`: a row a state, a column a row of the part."""
+        """The `row_score` of each kind of model: one row per state, one column per row of the part."""
         simulation, blocks, store = self.simulation, self.blocks[part], self.simulation.judged
         found: dict[str, list[np.ndarray]] = {}
         for state in states:
@@ -207,10 +208,10 @@ class Course:
         return np.zeros_like(owner) if self.simulation.algorithm.pools else owner
 
     def losses(self, part: Part = "validation") -> dict[str, float]:
-        """The mean loss of each kind of model that a client would be given.
+        """The mean loss of each kind of model that a client would receive.
 
-        Where clients choose a strength, it is that of the best one for each on validation rows, and that of
-        the weakest on training rows.
+        If clients choose a strength, it is the loss of each client's best one on validation rows, and of the
+        weakest on training rows.
         """
         states = self.lanes(self.state)
         states = states if part == "validation" else states[-1:]
@@ -223,8 +224,8 @@ class Course:
     def until_converged(self, budget: int, watch: Watch) -> Pilot:
         """Doubles the rounds until that no longer helps, or the budget is used up.
 
-        Rounds with full steps go on from one length to the next. The end of each length is tried apart: half
-        as many rounds again, with a quarter, a sixteenth and a 64th of η.
+        Rounds with full steps continue from one length to the next. The end of each length is tried
+        separately: half as many additional rounds, with 1/4, 1/16 and 1/64 of η.
         """
         best, least, found = np.inf, 10 * self.scale, None
         full, most, trunk = FIRST, max(1, int(budget / (1 + END))), self.state
@@ -250,15 +251,15 @@ class Course:
             full *= 2
 
     def given(self, rounds: int, quarter_at: tuple[int, ...], watch: Watch) -> Pilot:
-        """Trains for so many rounds."""
+        """Trains for a given number of rounds."""
         self.advance(rounds, quarter_at, watch)
         self.best = self.state
         return Pilot(self.simulation.algorithm, rounds, quarter_at, True, self.losses(), {})
 
 
 def _choose(course: Course, found: Pilot, simulation: Simulation, watch: Watch) -> np.ndarray:
-    """The place among STRENGTHS that is best for each client on its validation rows, of several about as good
-    the strongest; clients with few rows choose by all of them, held out in turn."""
+    """The index in STRENGTHS that is best for each client on its validation rows, and the strongest of
+    several that are about equally good; clients with few rows use all of them, held out in turn."""
     federation, pools = simulation.federation, simulation.algorithm.pools
     courses = [(course, course.who)]
     rows = federation.n_train.sum(keepdims=True) if pools else federation.n_train
@@ -283,7 +284,7 @@ def _mean(losses: dict[str, float]) -> float:
 
 
 def unlearned_loss(y: np.ndarray, classes: int) -> float:
-    """The loss of always predicting how often each label occurs, or the labels' mean.
+    """The loss of always predicting the frequencies of the labels, or their mean.
 
     >>> round(unlearned_loss(np.array([0, 1, 0, 1]), 2), 4)  # log 2
     0.6931

@@ -1,4 +1,4 @@
-"""The seconds that work takes, apart from those that compilation takes."""
+"""The time that work takes, separate from compilation time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import jax
 
 @contextmanager
 def timed() -> Iterator[dict[str, float]]:
-    """The seconds that the work inside takes: `compile_s` of compilation, and `work_s` of the rest."""
+    """The seconds that the enclosed work takes: `compile_s` for compilation, and `work_s` for the rest."""
     took: dict[str, float] = {}
     begin = time.perf_counter()
     with compilation() as compiled:

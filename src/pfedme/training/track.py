@@ -1,7 +1,7 @@
-"""A run tracked while it is under way, by any of the trackers.
+"""Tracking a run while it is in progress, with any of the trackers.
 
-Since a resumed run repeats the uninterrupted one to the bit, a number that a log has for a round is never
-written to it again, and one that it lacks is: so each is there once, whatever stopped the run.
+A resumed run is bit-identical to an uninterrupted one. So a number that is already in a log for a round is
+not written again, and missing ones are added: each number is there once, whatever stopped the run.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from pfedme.runs.folder import Folder
 from pfedme.training.trackers import MLFLOW_DEFAULTS, TRACKERS, Log, Tracker, numbers
 
 FILES = ("record.json", "clients.csv", "curves.png")
-"""What trackers are given of a run's folder when it ends: no rows and no models."""
+"""The files of a run's folder that trackers receive when it ends: no rows and no models."""
 
 
 def parse_trackers(texts: Sequence[str]) -> tuple[Tracker, ...]:
-    """The trackers that `mlflow:experiment=hospitals` and the like describe, their packages being there."""
+    """The trackers that texts such as `mlflow:experiment=hospitals` describe, after a check of their
+    packages."""
     trackers = tuple(parse(text, TRACKERS, "tracker") for text in texts)
     for tracker, text in zip(trackers, texts, strict=True):
         if trackers.count(tracker) > 1:
@@ -52,7 +53,7 @@ def _from_json(one: Mapping[str, Any]) -> tuple[Tracker, str | None]:
 
 
 def ready(trackers: tuple[Tracker, ...]) -> tuple[Tracker, ...]:
-    """The same with every default filled in, once their packages are known to be there."""
+    """The same with all defaults filled in, after a check that their packages are installed."""
     for variable, value in MLFLOW_DEFAULTS.items():
         os.environ.setdefault(variable, value)
     for tracker in trackers:
@@ -66,12 +67,12 @@ def ready(trackers: tuple[Tracker, ...]) -> tuple[Tracker, ...]:
 
 
 class Tracking:
-    """The trackers of a run under way. One that fails is left behind with a warning, and the run goes on."""
+    """The trackers of a run in progress. One that fails is dropped with a warning, and the run continues."""
 
     def __init__(self, trackers: Sequence[Tracker] = ()) -> None:
         self.trackers = trackers
         self.logs: dict[Tracker, Log] = {}
-        self.runs: dict[Tracker, str | None] = {}  # by which names trackers find them again
+        self.runs: dict[Tracker, str | None] = {}  # names by which trackers find them again
         self.there: dict[Log, set[tuple[str, int]]] = {}  # the numbers that were there at the start
 
     @classmethod
@@ -90,7 +91,7 @@ class Tracking:
 
     @classmethod
     def reopen(cls, record: Mapping[str, Any], folder: Path) -> Tracking:
-        """The trackers that a run's record tells of."""
+        """The trackers in a run's record."""
         known = [_from_json(one) for one in record.get("track", [])]
         tracking = cls(ready(tuple(tracker for tracker, _ in known)))
         for tracker, (_, run) in zip(tracking.trackers, known, strict=True):
@@ -108,29 +109,29 @@ class Tracking:
         return [one | {"run": run} for one, run in zip(described(self.trackers), runs, strict=True)]
 
     def start(self, record: Mapping[str, Any]) -> None:
-        """Begins, or goes on: logs get what they lack of the record's history."""
+        """Starts or resumes: logs get what they lack of the record's history."""
 
         def start(log: Log) -> None:
             log.start(record)
             self.there[log] = log.logged()
             for entry in record["history"]:
-                # How long it took until an earlier entry is not in the record.
+                # The record does not have the time of earlier entries.
                 self._log(log, entry["round"], numbers(entry, {}))
 
         self._each(start)
 
     def entry(self, entry: Mapping[str, Any], timing: Mapping[str, float]) -> None:
-        """Tells of an evaluation."""
+        """Logs an evaluation."""
         told = numbers(entry, timing)
         self._each(lambda log: self._log(log, entry["round"], told))
 
     def end(self, status: str, step: int, files: Sequence[Path] = ()) -> None:
-        """Tells how the run ended, with those of the files that there are."""
+        """Logs how the run ended, with those of the files that exist."""
         self.keep(files)
         self._each(lambda log: log.end(status, step))
 
     def keep(self, files: Sequence[Path]) -> None:
-        """Gives the logs files, if there are any."""
+        """Adds files to the logs, if there are any."""
         for file in filter(Path.exists, files):
             self._each(lambda log, file=file: log.keep(file))
 
@@ -151,18 +152,18 @@ class Tracking:
 
 
 def keep(folder: Path, *files: Path) -> None:
-    """Gives the trackers of the run in a folder what was made of it after its end."""
+    """Passes files that were made after the end of a run to the trackers of the run in a folder."""
     Tracking.reopen(Folder(folder).read(), folder).keep(files)
 
 
 def _quiet() -> warnings.catch_warnings:
-    """Without the warnings that packages give about each other."""
+    """Suppresses the warnings that packages give about each other."""
     return warnings.catch_warnings(action="ignore")
 
 
 def _warn(tracker: Tracker, error: Exception) -> None:
     print(
-        f"pfedme: {tracker.name} no longer follows the run, which goes on: {_sentence(error)}",
+        f"pfedme: {tracker.name} no longer tracks the run, which continues: {_sentence(error)}",
         file=sys.stderr,
         flush=True,
     )

@@ -1,6 +1,6 @@
-"""TensorBoard and MLflow: where they keep a run, and how they are told of it.
+"""TensorBoard and MLflow: where they store a run, and how it is logged.
 
-Their packages are imported when they are asked for, and are not needed otherwise.
+Their packages are imported on request, and are not needed otherwise.
 """
 
 from __future__ import annotations
@@ -24,38 +24,38 @@ MLFLOW_DEFAULTS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     "MLFLOW_LOGGING_LEVEL": "CRITICAL",
-    # A server that is gone holds a run up for half a minute, not for hours.
+    # A server that is gone delays a run for half a minute, not for hours.
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
 }
-"""MLflow's settings unless the user has set them: it reports to nobody and leaves standard output alone."""
+"""MLflow's settings unless the user has set them: no telemetry, and nothing on standard output."""
 MLFLOW_STATUS = {"finished": "FINISHED", "interrupted": "KILLED", "diverged": "FAILED", "failed": "FAILED"}
 
 
 class Log(Protocol):
-    """What a tracker keeps of one run."""
+    """A tracker's log of one run."""
 
     run: str | None
-    """By which name the tracker finds it again, if it needs one."""
+    """The name by which the tracker finds it again, if it needs one."""
 
     def start(self, record: Mapping[str, Any]) -> None:
-        """Begins, or goes on, with the configuration and the environment in a run's record."""
+        """Starts or resumes, with the configuration and the environment in a run's record."""
         ...
 
     def logged(self) -> set[tuple[str, int]]:
-        """The names of numbers that are there already, each with its round."""
+        """The names of numbers that are already logged, each with its round."""
         ...
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Adds numbers of a round, so that they can be seen when this returns."""
+        """Adds the numbers of a round; they are visible when this returns."""
         ...
 
     def end(self, status: str, step: int) -> None:
-        """The run has ended in a round: `finished`, `diverged`, `interrupted` or `failed`."""
+        """Logs that the run has ended in a round: `finished`, `diverged`, `interrupted` or `failed`."""
         ...
 
     def keep(self, file: Path) -> None:
-        """Puts a file beside the numbers, if the tracker takes files."""
+        """Adds a file to the log, if the tracker accepts files."""
         ...
 
 
@@ -67,10 +67,10 @@ class Tensorboard:
     package: ClassVar[str] = "tensorboardX"
 
     dir: str | None = None
-    """Folder of the event files; tensorboard in the run's own if not given."""
+    """Folder of the event files; `tensorboard` in the run's folder if not given."""
 
     def with_defaults(self) -> Tensorboard:
-        """The same from wherever it is resumed."""
+        """The same with an absolute path, so that a run can be resumed from any folder."""
         return dataclasses.replace(self, dir=self.dir and os.path.abspath(self.dir))
 
     def below(self, folder: str) -> Tensorboard:
@@ -81,12 +81,12 @@ class Tensorboard:
         """The log of a run; `force` replaces another run's."""
         place = Path(self.dir) if self.dir else folder / "tensorboard"
         if run is None and not force and any(place.glob(EVENTS)):
-            raise InputError(f"{place} holds events of another run; choose another dir, or --force.")
+            raise InputError(f"{place} contains events of another run; choose another dir, or --force.")
         return _Events(place, run)
 
 
 class _Events:
-    """Event files: one for each time that the run was begun or resumed."""
+    """Event files: one for each time that the run was started or resumed."""
 
     def __init__(self, place: Path, run: str | None) -> None:
         self.place, self.run = place, run
@@ -116,7 +116,7 @@ class _Events:
         return {(value.tag, event.step) for event in events for value in event.summary.value}
 
     def read(self, file: Path) -> Iterator[Any]:
-        """The events of a file, up to one that was cut off."""
+        """The events of a file, up to one that is truncated."""
         data, at = file.read_bytes(), 0
         while at + 12 <= len(data):  # a length, its checksum, the event, its checksum
             end = at + 12 + struct.unpack_from("<Q", data, at)[0]
@@ -131,12 +131,12 @@ class _Events:
         self.write(step, summary=summary(value=values))
 
     def write(self, step: int, **what: Any) -> None:
-        """Puts an event on disk."""
+        """Writes an event to disk."""
         try:
             self.writer.write(self.event(wall_time=time.time(), step=step, **what).SerializeToString())
             self.writer.flush()
         except OSError:
-            with contextlib.suppress(OSError):  # of what it has not written yet
+            with contextlib.suppress(OSError):  # from what it has not written yet
                 self.writer.close()
             raise
 
@@ -147,7 +147,7 @@ class _Events:
         self.writer.close()
 
     def keep(self, file: Path) -> None:
-        """Event files hold no files."""
+        """Does nothing: event files contain no files."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -158,14 +158,15 @@ class Mlflow:
     package: ClassVar[str] = "mlflow"
 
     uri: str | None = None
-    """Where MLflow tracks; $MLFLOW_TRACKING_URI, or mlflow.db in the current folder, if not given."""
+    """MLflow's tracking URI; $MLFLOW_TRACKING_URI, or mlflow.db in the current folder, if not given."""
     experiment: str | None = None
     """Name of the experiment; $MLFLOW_EXPERIMENT_NAME, or pfedme, if not given."""
 
     def with_defaults(self) -> Mlflow:
-        """The same from wherever it is resumed; an address with a password is not kept."""
+        """The same with an absolute path, so that a run can be resumed from any folder; an address with a
+        password is not stored."""
         if self.uri and urlsplit(self.uri).password:
-            raise InputError("A password has no place in --track: set MLFLOW_TRACKING_URI instead.")
+            raise InputError("--track must not contain a password; set MLFLOW_TRACKING_URI instead.")
         uri = _absolute(self.uri or importlib.import_module("mlflow").get_tracking_uri())
         experiment = self.experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME") or "pfedme"
         return Mlflow(uri=None if urlsplit(uri).password else uri, experiment=experiment)
@@ -175,19 +176,19 @@ class Mlflow:
         return self
 
     def open(self, folder: Path, run: str | None, *, force: bool) -> Log:
-        """The log of a run, in an experiment that is made if it is not there."""
+        """The log of a run, in an experiment that is created if it does not exist."""
         client = importlib.import_module("mlflow").MlflowClient(tracking_uri=self.uri)
         found = client.get_experiment_by_name(self.experiment)
         if found is not None and found.lifecycle_stage == "deleted":
             raise InputError(
-                f"MLflow's experiment '{self.experiment}' is deleted; restore it, or name another."
+                f"MLflow's experiment '{self.experiment}' has been deleted; restore it, or name another."
             )
         experiment = found.experiment_id if found else client.create_experiment(self.experiment)
         return _MlflowRun(client, experiment, str(folder), run)
 
 
 def _absolute(uri: str) -> str:
-    """The address with the whole path of a local file."""
+    """The address, with an absolute path if it is a local file."""
     scheme, slashes, path = uri.rpartition("sqlite:///")
     if slashes or not (":" in uri or uri == "databricks"):
         return f"{scheme}{slashes}{os.path.abspath(path)}"
@@ -249,7 +250,7 @@ def parameters(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def tags(record: Mapping[str, Any]) -> dict[str, str]:
-    """What a run was made with, and the command that makes it again."""
+    """What a run was made with, and the command to repeat it."""
     about = {"pfedme": {"version": record["version"], "command": record["command"]}}
     return {
         key: str(value) for key, value in _flat({**about, "environment": record["environment"]}, ".").items()
