@@ -59,8 +59,8 @@ def test_what_is_registered_is_known_by_its_name():
 def test_help_names_what_is_registered(capsys: pytest.CaptureFixture[str]):
     assert main(["--help"]) == 0
     page = capsys.readouterr().out
-    assert "algorithms of other packages: clusters, control, head, momentum\n" in page
-    assert "models of other packages: narrow\n" in page
+    assert "algorithms from other packages: clusters, control, head, momentum\n" in page
+    assert "models from other packages: narrow\n" in page
     text = " ".join(parser().format_help().split())
     assert "--mu X [momentum] μ: what is left of the step before. (0.5)" in text
     assert "pooled, clusters, control, head, momentum" in text

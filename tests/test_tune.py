@@ -511,7 +511,7 @@ def refused(capsys: pytest.CaptureFixture[str], line: str) -> str:
         (f"{TUNE} --search tpee", ["--search", "'tpee'", "tpe", "grid"]),
         (f"{TUNE} --eval-every 3", ["option '--eval-every'"]),
         (f"{TUNE} --force", ["option '--force'"]),
-        (f"{TUNE} --lam 3", ["--lam is no option of fedavg"]),
+        (f"{TUNE} --lam 3", ["--lam is not an option of fedavg"]),
         (f"{TUNE} --eta -1", ["eta", "must be at least 0", "-1"]),
         (f"{TUNE} --cohort 5", ["cohort of 5", "--cohort between 1 and 4"]),
         (

@@ -229,7 +229,7 @@ def _csv(done: Sequence[Repetition]) -> str:
 def page(found: Sequence[Summary]) -> str:
     """docs/results/verdict.md."""
     table = markdown(
-        ["federation", "true gain", "yes", "no", "cannot tell", "false", "interval holds the truth"],
+        ["federation", "true gain", "yes", "no", "cannot tell", "false", "interval covers the truth"],
         [[f"{s.setting.name}: {s.setting.about}", f"{s.gain:+.2f}", *_shares(s)] for s in found],
     )
     repetitions = found[0].repetitions
