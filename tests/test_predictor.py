@@ -186,7 +186,7 @@ def test_what_was_recommended_goes_before_what_was_trained(tmp_path: Path):
     assert pfedme.model_of(tmp_path / "new", client="0").origin["which"] == "recommended"
     with pytest.raises(InputError, match="has no global model, only: recommended"):
         pfedme.model_of(tmp_path / "new")
-    with pytest.raises(InputError, match="3 numbers, and should have 60"):
+    with pytest.raises(InputError, match="3 numbers, but should have 60"):
         given.predict(np.zeros((2, 3)))
     with pytest.raises(InputError, match="Row 2 of the rows has a number that is missing or infinite"):
         given.predict(np.array([np.zeros(60), np.full(60, np.nan)]))

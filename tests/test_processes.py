@@ -510,7 +510,7 @@ def test_a_client_that_was_killed_is_let_in_again_at_once():
 def test_a_state_folder_has_one_client_at_a_time(tmp_path: Path):
     with (
         supervise_client.at_work(tmp_path / "state"),
-        pytest.raises(InputError, match="Another process is at work in"),
+        pytest.raises(InputError, match="Another process is using"),
         supervise_client.at_work(tmp_path / "state"),
     ):
         pass

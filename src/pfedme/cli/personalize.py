@@ -77,5 +77,5 @@ def _folder(args: argparse.Namespace) -> Path:
     out = args.out or args.run
     refuse_file(out)
     if args.data and (out / "record.json").exists():
-        raise InputError(f"{out} contains a run; newcomers' models need a separate folder.")
+        raise InputError(f"{out} holds a run; newcomers' models need a separate folder.")
     return out
