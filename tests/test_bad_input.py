@@ -330,8 +330,8 @@ def test_a_client_with_one_class_is_perfect_alone_and_a_label_never_seen_is_neve
 def test_odd_clients_are_told_of():
     said = " ".join(describe(odd_federation())["warnings"])
     assert "1 client has no test rows" in said
-    assert "2 clients have rows of one class only" in said  # the one with a single row, too
-    assert "1 client has a label in the test rows that its training rows lack" in said
+    assert "2 clients have rows of only one class" in said  # the one with a single row, too
+    assert "1 client has a label in the test rows that is missing from the training rows" in said
 
 
 def test_a_step_on_a_client_with_one_row_is_a_step_on_that_row():

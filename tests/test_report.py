@@ -91,9 +91,9 @@ def test_pfedme_is_set_beside_its_like():
         ([(0.1, 0.3), (0.2, 0.4)], ["joining pays for newcomers with 5, 20 rows"]),
         (
             [(0.1, 0.3), (-0.1, 0.4)],
-            ["joining pays for newcomers with 5 rows", "cannot be told with 20 rows"],
+            ["joining pays for newcomers with 5 rows", "undecided with 20 rows"],
         ),
-        ([(-0.3, 0.3), (-0.4, -0.1)], ["cannot be told with 5 rows", "alone is better with 20 rows"]),
+        ([(-0.3, 0.3), (-0.4, -0.1)], ["undecided with 5 rows", "alone is better with 20 rows"]),
     ],
 )
 def test_what_is_said_of_newcomers_follows_from_their_interval(
@@ -117,7 +117,7 @@ def test_what_is_said_of_the_chosen_models_follows_from_their_interval():
         assert f"{8 if sign > 0 else 0} of 8 clients gain" in said
     gain = gain * np.tile([1, -1], 4)
     said = choice_sentences(["global"] * 8, {"alone": Gains(gain, noise)})[1]
-    assert "cannot be told from alone" in said
+    assert "cannot be distinguished from alone" in said
     assert "above" not in said
     assert "below" not in said
     assert choice_sentences(["global"] * 8, {"alone": Gains(np.zeros(0))})[1:] == []  # no client has an AUC
@@ -275,10 +275,10 @@ def test_an_ordinary_federation_needs_no_warning():
 @pytest.mark.parametrize(
     ("counts", "labels", "warnings"),
     [
-        ([4, 4], [0, 1, 0, 1, 2, 2, 2, 2], ["1 client has rows of one class only"]),
-        ([2, 2], [1, 1, 2, 2], ["2 clients have rows of one class only"]),
+        ([4, 4], [0, 1, 0, 1, 2, 2, 2, 2], ["1 client has rows of only one class"]),
+        ([2, 2], [1, 1, 2, 2], ["2 clients have rows of only one class"]),
         ([4, 4], [0, 1, 0, 1, 2, 1, 2, 0], ["1 client has a label in the test rows"]),
-        ([1, 4], [0, 1, 2, 1, 2], ["1 client has no test rows", "1 client has rows of one class only"]),
+        ([1, 4], [0, 1, 2, 1, 2], ["1 client has no test rows", "1 client has rows of only one class"]),
     ],
 )
 def test_what_makes_a_client_hard_is_said(counts: list[int], labels: list[int], warnings: list[str]):

@@ -289,7 +289,7 @@ def test_a_client_is_found_by_its_name_with_the_keyboard(tab: Page, tmp_path: Pa
     for part in ("51 training rows, 17 test rows", f"+{gain:.1f} ±", "95.00 %", "90.00 %", "80.00 %"):
         assert part in chosen["found"]
     assert "undecided" in chosen["found"]
-    assert "No client has this" in look_up(tab, "nobody")["status"]
+    assert "No client's name contains this" in look_up(tab, "nobody")["status"]
     assert look_up(tab, "@Escape", "@Escape")["value"] == ""
     assert tab.evaluate("document.querySelector('label[for=find-name]').textContent")
     assert tab.evaluate("document.documentElement.scrollWidth") <= 400

@@ -49,7 +49,7 @@ def _said(value: Any) -> str:
 
 @contextmanager
 def opened(out: Path, search: Search) -> Iterator[optuna.Study]:
-    """The study in a folder, locked for this process; trials left running by an earlier process have failed."""
+    """The study in a folder, locked for this process; trials that an earlier process left running fail."""
     optuna.logging.set_verbosity(optuna.logging.CRITICAL)
     out.mkdir(parents=True, exist_ok=True)
     atomic_write(out / "tune.json", json.dumps(search.to_json(), indent=1) + "\n")
