@@ -145,7 +145,7 @@ def test_frames_of_other_kinds_are_understood(folder: Path):
     missing = Pandas({**frame.to_dict(as_series=False), "age": [1.0, float("nan"), 2.0, 3.0, 4.0]})
     with pytest.raises(InputError, match="Column 'age' of row 2 of the rows is empty"):
         model.predict(missing, strict=True)
-    with pytest.raises(InputError, match="must be a frame"):
+    with pytest.raises(InputError, match="must be a data frame"):
         model.predict(np.zeros((2, 9)))
     with pytest.raises(InputError, match="no frame"):
         model.predict(3)

@@ -93,8 +93,8 @@ class Group:
 
     @cached_property
     def of_client(self) -> str:
-        """The metric by which single clients are judged, depending on clients.csv: the measure, the usual one,
-        or `rmse`."""
+        """The metric by which single clients are judged, depending on clients.csv: the measure, the usual
+        one, or `rmse`."""
         tables = [told.clients for told in self.finished if told.clients]
         for key in (self.measure.key, self.usual.key):
             columns = [table.get(f"{kind}_{key}") for table in tables for kind in self.kinds]
