@@ -190,7 +190,7 @@ def test_what_was_recommended_goes_before_what_was_trained(tmp_path: Path):
         given.predict(np.zeros((2, 3)))
     with pytest.raises(InputError, match="Row 2 of the rows has a number that is missing or infinite"):
         given.predict(np.array([np.zeros(60), np.full(60, np.nan)]))
-    with pytest.raises(InputError, match="nothing but numbers"):
+    with pytest.raises(InputError, match="only numbers"):
         given.predict(np.full((1, 60), "a"))
 
 

@@ -51,7 +51,7 @@ def full(shared: float, local: float, personal: float) -> dict[str, Any]:
 def test_the_words_give_the_numbers_and_leave_the_verdict_to_its_interval():
     said = " ".join(sentences({"pfedme": [full(0.70, 0.80, 0.81)], "alone": [entry(personal=0.93)]}))
     assert "alone reaches 93.0 %" in said
-    assert "pfedme's personal one, 81.0 %" in said
+    assert "pfedme's personal model, reaches 81.0 %" in said
     for claim in ("pays", "better off", "above", "below", "changes nothing"):
         assert claim not in said
 
@@ -63,7 +63,7 @@ def test_the_best_federated_model_is_meant_whosever_it_is():
         "pooled": [entry(global_=0.99)],
         "alone": [entry(personal=0.85)],
     }
-    assert "fedavg's local one, 90.0 %" in sentences(results)[0]
+    assert "fedavg's local model, reaches 90.0 %" in sentences(results)[0]
 
 
 def test_scores_in_words_are_means_over_seeds():
