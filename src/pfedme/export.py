@@ -311,7 +311,7 @@ def load(path: Path | str) -> Predictor:
         about = json.loads(file.read_text())
     except FileNotFoundError:
         raise InputError(
-            f"There is no exported model in {path}: it has no model.json. 'pfedme export RUN' makes one."
+            f"There is no exported model in {path}: it has no model.json. 'pfedme export RUN' creates one."
         ) from None
     except (OSError, ValueError) as error:
         raise InputError(f"{file} cannot be read ({error}); export the model again.") from None

@@ -50,7 +50,7 @@ def parser() -> argparse.ArgumentParser:
 def _add_limits(parser: Parser) -> None:
     """Adds the options that limit what a server may ask a client for."""
     group = parser.add_argument_group(
-        "limits", "What the server may ask for; limits can also be set in policy.toml beside the table."
+        "limits", "What the server may ask for; limits can also be set in policy.toml next to the table."
     )
     for name in field_types(Policy):
         default = getattr(Policy, name)

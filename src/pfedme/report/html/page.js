@@ -32,9 +32,9 @@ function notices() {
   if (!report.notices.length) return null;
   return section(
     "notices",
-    "Runs without a result of their own",
+    "Runs without their own result",
     table(
-      "Runs without a result of their own",
+      "Runs without their own result",
       ["run", "status", "what is known", "folder"],
       report.notices.map((n) => [
         n.run,

@@ -185,7 +185,7 @@ def read_verdict(path: Path) -> dict[str, Any] | None:
                 raise TypeError(f"{key} of its verdict is not a number")
         return found
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{path} cannot be read ({_why(error)}); make it again.") from None
+        raise InputError(f"{path} cannot be read ({_why(error)}); regenerate it.") from None
 
 
 def read_table(path: Path, needed: Sequence[str]) -> Columns | None:
@@ -196,14 +196,14 @@ def read_table(path: Path, needed: Sequence[str]) -> Columns | None:
         with path.open(newline="", encoding="utf-8") as file:
             header, *rows = csv.reader(file, strict=True)
     except (OSError, ValueError, csv.Error) as error:
-        raise InputError(f"{path} cannot be read ({_why(error)}); make it again.") from None
+        raise InputError(f"{path} cannot be read ({_why(error)}); regenerate it.") from None
     for name in needed:
         if name not in header:
-            raise InputError(f"{path} has no column '{name}'; make it again.")
+            raise InputError(f"{path} has no column '{name}'; regenerate it.")
     for number, row in enumerate(rows, 2):
         if len(row) != len(header):
             raise InputError(
-                f"Row {number} of {path} has {len(row)} cells, not {len(header)}; make it again."
+                f"Row {number} of {path} has {len(row)} cells, not {len(header)}; regenerate it."
             )
     columns: Columns = {}
     for place, name in enumerate(header):
@@ -213,7 +213,7 @@ def read_table(path: Path, needed: Sequence[str]) -> Columns | None:
                 np.array(cells, object) if name in TEXTS else np.array([float(c or "nan") for c in cells])
             )
         except ValueError as error:
-            raise InputError(f"Column '{name}' of {path} is damaged ({error}); make it again.") from None
+            raise InputError(f"Column '{name}' of {path} is damaged ({error}); regenerate it.") from None
     return columns
 
 
@@ -242,7 +242,7 @@ def read_newcomers(path: Path) -> Columns | None:
     """How newcomers fare, from newcomers.csv; None if it does not exist."""
     found = read_table(path, ("rows", "clients", "method", "mean"))
     if found and (unknown := set(found.get("metric", ())) - set(MEASURES)):
-        raise InputError(f"{path} is damaged (there is no metric '{unknown.pop()}'); make it again.")
+        raise InputError(f"{path} is damaged (there is no metric '{unknown.pop()}'); regenerate it.")
     return found
 
 
@@ -259,7 +259,7 @@ def read_methods(folder: Path) -> dict[str, Any] | None:
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(
-            f"{path} cannot be read ({_why(error)}); 'pfedme personalize' makes it again."
+            f"{path} cannot be read ({_why(error)}); 'pfedme personalize' regenerates it."
         ) from None
 
 
