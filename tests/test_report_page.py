@@ -413,7 +413,7 @@ def test_the_chosen_metric_comes_first_and_all_can_be_unfolded(tab: Page, tmp_pa
     )
     assert first[0] == f"{final['global']['auc']:.4f} ± 0.0310"
     assert first[4] == f"{100 * final['global']['recall']:.2f}"
-    assert "F1 are of yes." in tab.evaluate(f"{box}.innerText")
+    assert "F1 are for yes." in tab.evaluate(f"{box}.innerText")
 
 
 def test_seeds_have_their_bins_pooled_in_a_calibration_curve(tab: Page, tmp_path: Path):
