@@ -190,7 +190,7 @@ def test_what_cannot_be_imported_is_shown_and_not_run(tmp_path: Path, capsys: py
     for argv in (["personalize", str(out)], ["export", str(out), "-o", str(tmp_path / "m")]):
         assert main(argv) == 2
         said = capsys.readouterr().err
-        assert "cannot be imported here" in said or "Python code of its own" in said
+        assert "cannot be imported here" in said or "your own Python code" in said
     record = json.loads((out / "record.json").read_text()) | {"status": "running"}
     (out / "record.json").write_text(json.dumps(record))
     assert main(["resume", str(out)]) == 2
@@ -246,13 +246,13 @@ NUMBER = "must be a whole number, not"
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: loose.train("fedavg", None), "data must be a text such as 'synthetic'.*not None"),
+        (lambda: loose.train("fedavg", None), "data must be a string such as 'synthetic'.*not None"),
         (lambda: loose.train("fedavg", pl.DataFrame({"a": [1]})), "data is a DataFrame; write it to a file"),
         (lambda: loose.train("fedavg", pfedme.Table), "data is the class Table; give an instance"),
         (lambda: loose.train("fedavg", 3), "data must be .* not 3"),
         (lambda: loose.train("fedavg", "sinthetic"), "did you mean 'synthetic'"),
         (lambda: loose.train("fedavg", loose.Synthetic(clients="x")), "clients of the data must be"),
-        (lambda: loose.train(["fedavg"], DATA), "algorithm must be a text .* not a list"),
+        (lambda: loose.train(["fedavg"], DATA), "algorithm must be a string .* not a list"),
         (lambda: loose.train(None, DATA), "algorithm must be .* not None"),
         (lambda: loose.train(pfedme.PFedMe, DATA), r"the class PFedMe; give an instance, PFedMe\(\)"),
         (lambda: loose.train(loose.PFedMe(lam="x"), DATA), "lam of algorithm 'pfedme' must be"),
@@ -284,7 +284,7 @@ NUMBER = "must be a whole number, not"
         (lambda: loose.train("alone", DATA, personalize="auto"), "trains no shared model"),
         (lambda: loose.compare("fedavg", DATA), "algorithms must be a list of algorithms, not 'fedavg'"),
         (lambda: loose.compare([], DATA), "algorithms must be a list"),
-        (lambda: loose.compare(["fedavg"], DATA, seeds=0), "seeds must be a whole number from 1, not 0"),
+        (lambda: loose.compare(["fedavg"], DATA, seeds=0), "seeds must be a positive whole number, not 0"),
         (lambda: loose.compare([pfedme.FedAvg], DATA), "the class FedAvg"),
         (lambda: loose.compare(["fedavg"], DATA, out=__file__), "is a file"),
         (lambda: loose.tune("fedavg", DATA, trials="many"), "trials must be .* not 'many'"),

@@ -95,11 +95,11 @@ CASES: list[tuple[str, list[str]]] = [
     ("resume", ["DIR", "pfedme resume --help"]),
     # hyperparameters that are not there
     ("run pfedme:lamb=3", ["'lamb'", "did you mean 'lam'?"]),
-    ("run fedavg --lam 3", ["--lam", "no option of fedavg", "eta, R, B, beta, aggregation"]),
+    ("run fedavg --lam 3", ["--lam", "not an option of fedavg", "eta, R, B, beta, aggregation"]),
     ("run fedavg:lam=3", ["'lam'", "fedavg", "eta, R, B, beta, aggregation"]),
-    ("run alone --K 2", ["--K", "no option of alone"]),
-    ("run pfedme --F 3", ["--F", "no option of pfedme"]),
-    ("compare fedavg alone --lam 3", ["--lam", "no option of fedavg, alone"]),
+    ("run alone --K 2", ["--K", "not an option of alone"]),
+    ("run pfedme --F 3", ["--F", "not an option of pfedme"]),
+    ("compare fedavg alone --lam 3", ["--lam", "not an option of fedavg, alone"]),
     # choices
     (f"{RUN} --solver newton", ["solver", "'newton'", "gradient, nesterov"]),
     (f"{RUN} --aggregation unifrom", ["aggregation", "'unifrom'", "did you mean 'uniform'?"]),
@@ -117,7 +117,7 @@ CASES: list[tuple[str, list[str]]] = [
     (f"{RUN} --cohort -2", ["cohort", "at least 1", "-2"]),
     (f"{RUN} --cohort 1.5", ["--cohort", "1.5"]),
     *[
-        (f"{RUN} --rounds {wrong}", ["--rounds", "must be auto or a whole number from 1 on", f"'{wrong}'"])
+        (f"{RUN} --rounds {wrong}", ["--rounds", "must be auto or a positive whole number", f"'{wrong}'"])
         for wrong in ("0", "-3", "many", "2.5", "AUTO")
     ],
     (f"{RUN} --budget 0", ["budget", "at least 1", "0"]),
@@ -330,8 +330,8 @@ def test_a_client_with_one_class_is_perfect_alone_and_a_label_never_seen_is_neve
 def test_odd_clients_are_told_of():
     said = " ".join(describe(odd_federation())["warnings"])
     assert "1 client has no test rows" in said
-    assert "2 clients have rows of one class only" in said  # the one with a single row, too
-    assert "1 client has a label in the test rows that its training rows lack" in said
+    assert "2 clients have rows of only one class" in said  # the one with a single row, too
+    assert "1 client has a label in the test rows that is missing from the training rows" in said
 
 
 def test_a_step_on_a_client_with_one_row_is_a_step_on_that_row():

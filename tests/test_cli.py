@@ -116,7 +116,7 @@ def test_help_tells_defaults(capsys: pytest.CaptureFixture[str]):
     text = " ".join(helped(capsys, "run", "--help").split())
     assert "(15.0)" in text
     assert "fedavg samples, per-fedavg uniform" in text
-    assert "--rounds N T: communication rounds, or auto: until" in text
+    assert "--rounds N T: communication rounds; auto trains until" in text
 
 
 class Parsed(Exception):

@@ -1,4 +1,4 @@
-"""Files: written whole or not at all."""
+"""Files are written atomically."""
 
 from __future__ import annotations
 

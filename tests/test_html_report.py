@@ -545,7 +545,7 @@ def test_what_is_no_run_is_refused(folder: Path, tmp_path: Path, capsys: pytest.
         ("record.json", lambda _: "[]", "is not the record of a run"),
         ("record.json", lambda text: text.replace('"status"', '"state"'), "'status' is missing"),
         ("record.json", lambda text: text.replace("finished", "dancing"), "its status is 'dancing'"),
-        ("record.json", lambda text: text.replace('"round": 2', '"round": "two"'), "no whole number"),
+        ("record.json", lambda text: text.replace('"round": 2', '"round": "two"'), "not a whole number"),
         ("record.json", lambda text: re.sub(r'"accuracy": [\d.]+', '"accuracy": "x"', text), "not a number"),
         ("record.json", lambda text: text.replace("train_s", "trained"), "'train_s' is missing"),
         ("clients.csv", lambda text: text.replace("n_train", "rows"), "no column 'n_train'"),

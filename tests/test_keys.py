@@ -281,7 +281,7 @@ def test_the_command_makes_keys_and_says_what_to_do(tmp_path: Path, capsys: pyte
     assert main(["keys", "--server", "a.example.org,10.0.0.7", "--clients", "north", "south", "-o", out]) == 0
     told = capsys.readouterr().out
     assert f"hand over {out}/clients/north/" in told
-    assert "Whoever has created a client's key can take part as that client" in told
+    assert "Whoever created a client's key can impersonate that client" in told
     assert "ca.key" in told
     assert "PRIVATE" not in told
 
@@ -403,7 +403,7 @@ def test_both_sides_show_the_same_fingerprints(tmp_path: Path, capsys: pytest.Ca
 
     at_client = said("--own", "north", "-o", own)
     assert f"Send {own}/key.pub" in at_client
-    assert "ca.crt that comes back" in at_client
+    assert "ca.crt that you get back" in at_client
     at_server = said("--server", "localhost", "--add", f"{own}/key.pub", "-o", folder)
     assert f"Send {folder}/ca.crt" in at_server
     assert fingerprints(at_client) == fingerprints(at_server)[:1]

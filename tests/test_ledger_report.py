@@ -257,7 +257,7 @@ def test_a_run_that_stopped_is_told_with_its_reason_and_how_it_goes_on(runs: dic
         (notice,) = found["notices"]
         assert notice["status"] == "stopped"
         assert why in notice["reason"]
-        assert f"'pfedme server --resume {runs[name]}' goes on with it." in notice["reason"]
+        assert f"'pfedme server --resume {runs[name]}' continues it." in notice["reason"]
         assert "none of these runs has finished" in found["headline"][0]["lead"]
     assert found["title"] == "Predicting the label"
     assert "0 clients" not in found["about"][0]
@@ -291,10 +291,10 @@ def test_federations_that_look_alike_are_told_apart(tmp_path: Path):
     [
         ("ledger.csv", "counted", "dancing", "no outcome 'dancing'"),
         ("ledger.csv", "attempt", "try", "no column 'attempt'"),
-        ("ledger.csv", "\n1,", "\n1.5,", "no whole number"),
-        ("ledger.csv", "\n1,", "\n0,", "no whole number"),
-        ("ledger.csv", "\n1,", "\n,", "no whole number"),
-        ("record.json", '"clients": ["client 0",', '"clients": [7,', "no text"),
+        ("ledger.csv", "\n1,", "\n1.5,", "not a whole number"),
+        ("ledger.csv", "\n1,", "\n0,", "not a whole number"),
+        ("ledger.csv", "\n1,", "\n,", "not a whole number"),
+        ("record.json", '"clients": ["client 0",', '"clients": [7,', "not a string"),
     ],
 )
 def test_what_is_damaged_is_named(

@@ -59,8 +59,8 @@ def test_what_is_registered_is_known_by_its_name():
 def test_help_names_what_is_registered(capsys: pytest.CaptureFixture[str]):
     assert main(["--help"]) == 0
     page = capsys.readouterr().out
-    assert "algorithms of other packages: clusters, control, head, momentum\n" in page
-    assert "models of other packages: narrow\n" in page
+    assert "algorithms from other packages: clusters, control, head, momentum\n" in page
+    assert "models from other packages: narrow\n" in page
     text = " ".join(parser().format_help().split())
     assert "--mu X [momentum] μ: the weight of the previous step. (0.5)" in text
     assert "pooled, clusters, control, head, momentum" in text
@@ -210,8 +210,8 @@ def test_the_record_of_a_package_that_is_gone_is_shown_and_not_run(
         config = json.loads((run / "record.json").read_text())["config"]
         assert Run.from_json(config).to_json() == config
         said = said_by(capsys, "personalize", str(run))
-        assert "momentum, which this run is made with, cannot be imported here" in said
-        assert "where the package that has it is installed" in said
+        assert "momentum, which this run uses, cannot be imported here" in said
+        assert "where its package is installed" in said
         unfinished = tmp_path / "unfinished"
         unfinished.mkdir()
         record = json.loads((run / "record.json").read_text()) | {"status": "running"}
@@ -266,7 +266,7 @@ def test_a_function_makes_the_model(tmp_path: Path, capsys: pytest.CaptureFixtur
     np.testing.assert_array_equal(same.w, safetensors.numpy.load_file(out / "model.safetensors")["w"])
     np.testing.assert_array_equal(same.w, object_.w)
     said = said_by(capsys, "export", str(out), "-o", str(tmp_path / "m"))
-    assert "Python code of its own, outside:build, which an export cannot hold" in said
+    assert "your own Python code, outside:build, which cannot be exported" in said
     (out / "record.json").write_text(json.dumps(record | {"status": "running"}))
     assert main(["resume", str(out)]) == 0
 
@@ -305,5 +305,5 @@ def test_the_record_of_a_function_that_is_gone_is_shown_and_not_run():
     config["model"]["name"] = "absent_module:build"
     run = Run.from_json(config)
     assert run.to_json() == config
-    with pytest.raises(InputError, match="absent_module:build, which this run is made with, cannot be"):
+    with pytest.raises(InputError, match="absent_module:build, which this run uses, cannot be"):
         run.prepare()

@@ -341,7 +341,7 @@ def test_the_terminal_shows_the_metric_first(ran: Path, tmp_path: Path, capsys: 
     with compiling(optimised=False):
         assert main([*line.split(), "--personalize", "auto:steps=5,folds=2"]) == 0
     shown = capsys.readouterr().out
-    for words in ("test AUC of a model for each", "client mean AUC", "accuracy %", "in AUC"):
+    for words in ("test AUC of each client's model", "client mean AUC", "accuracy %", "in AUC"):
         assert words in shown
     told = json.loads((tmp_path / "new" / "personalized.json").read_text())
     assert told["verdict"]["metric"] == "auc"

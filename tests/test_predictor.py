@@ -145,7 +145,7 @@ def test_frames_of_other_kinds_are_understood(folder: Path):
     missing = Pandas({**frame.to_dict(as_series=False), "age": [1.0, float("nan"), 2.0, 3.0, 4.0]})
     with pytest.raises(InputError, match="Column 'age' of row 2 of the rows is empty"):
         model.predict(missing, strict=True)
-    with pytest.raises(InputError, match="must be a frame"):
+    with pytest.raises(InputError, match="must be a data frame"):
         model.predict(np.zeros((2, 9)))
     with pytest.raises(InputError, match="not a frame"):
         model.predict(3)
@@ -186,11 +186,11 @@ def test_what_was_recommended_goes_before_what_was_trained(tmp_path: Path):
     assert pfedme.model_of(tmp_path / "new", client="0").origin["which"] == "recommended"
     with pytest.raises(InputError, match="has no global model, only: recommended"):
         pfedme.model_of(tmp_path / "new")
-    with pytest.raises(InputError, match="3 numbers, and should have 60"):
+    with pytest.raises(InputError, match="3 numbers, but should have 60"):
         given.predict(np.zeros((2, 3)))
     with pytest.raises(InputError, match="Row 2 of the rows has a number that is missing or infinite"):
         given.predict(np.array([np.zeros(60), np.full(60, np.nan)]))
-    with pytest.raises(InputError, match="nothing but numbers"):
+    with pytest.raises(InputError, match="only numbers"):
         given.predict(np.full((1, 60), "a"))
 
 

@@ -379,7 +379,7 @@ CLIENT = ["client", "--server", "127.0.0.1:9", "--data", "my.csv", "--label", "o
     [
         ([*SERVER, "--algorithm", "pfedmee"], "did you mean 'pfedme'"),
         ([*SERVER, "--algorithm", "alone"], "trains no shared model"),
-        ([*SERVER, "--algorithm", "fedavg", "--lam", "3"], "--lam is no option of fedavg"),
+        ([*SERVER, "--algorithm", "fedavg", "--lam", "3"], "--lam is not an option of fedavg"),
         ([*SERVER, "--rechoose", "3"], "--rechoose"),
         ([*SERVER, "--max-attempts", "0"], "max_attempts of the run must be at least 1"),
         ([*SERVER, "--deadline", "x"], "invalid float"),
@@ -510,7 +510,7 @@ def test_a_client_that_was_killed_is_let_in_again_at_once():
 def test_a_state_folder_has_one_client_at_a_time(tmp_path: Path):
     with (
         supervise_client.at_work(tmp_path / "state"),
-        pytest.raises(InputError, match="Another process is at work in"),
+        pytest.raises(InputError, match="Another process is using"),
         supervise_client.at_work(tmp_path / "state"),
     ):
         pass

@@ -594,7 +594,7 @@ def test_a_run_finds_models_for_its_clients_and_for_newcomers(
     line = f"run pfedme {TABLE} {SMALL} --personalize {HOW} --holdout-clients north --out run"
     assert pfedme(line) == 0
     shown = capsys.readouterr().out
-    assert "client mean of test R², by their training rows" in shown
+    assert "client mean of test R², by number of training rows" in shown
     assert "recommended R²" in shown
     assert "accuracy" not in shown
     told = strict(Path("run/personalized.json").read_text())

@@ -51,7 +51,7 @@ def full(shared: float, local: float, personal: float) -> dict[str, Any]:
 def test_the_words_give_the_numbers_and_leave_the_verdict_to_its_interval():
     said = " ".join(sentences({"pfedme": [full(0.70, 0.80, 0.81)], "alone": [entry(personal=0.93)]}))
     assert "alone reaches 93.0 %" in said
-    assert "pfedme's personal one, 81.0 %" in said
+    assert "pfedme's personal model, reaches 81.0 %" in said
     for claim in ("pays", "better off", "above", "below", "changes nothing"):
         assert claim not in said
 
@@ -63,7 +63,7 @@ def test_the_best_federated_model_is_meant_whosever_it_is():
         "pooled": [entry(global_=0.99)],
         "alone": [entry(personal=0.85)],
     }
-    assert "fedavg's local one, 90.0 %" in sentences(results)[0]
+    assert "fedavg's local model, reaches 90.0 %" in sentences(results)[0]
 
 
 def test_scores_in_words_are_means_over_seeds():
@@ -91,9 +91,9 @@ def test_pfedme_is_set_beside_its_like():
         ([(0.1, 0.3), (0.2, 0.4)], ["joining pays for newcomers with 5, 20 rows"]),
         (
             [(0.1, 0.3), (-0.1, 0.4)],
-            ["joining pays for newcomers with 5 rows", "cannot be told with 20 rows"],
+            ["joining pays for newcomers with 5 rows", "undecided with 20 rows"],
         ),
-        ([(-0.3, 0.3), (-0.4, -0.1)], ["cannot be told with 5 rows", "alone is better with 20 rows"]),
+        ([(-0.3, 0.3), (-0.4, -0.1)], ["undecided with 5 rows", "alone is better with 20 rows"]),
     ],
 )
 def test_what_is_said_of_newcomers_follows_from_their_interval(
@@ -117,7 +117,7 @@ def test_what_is_said_of_the_chosen_models_follows_from_their_interval():
         assert f"{8 if sign > 0 else 0} of 8 clients gain" in said
     gain = gain * np.tile([1, -1], 4)
     said = choice_sentences(["global"] * 8, {"alone": Gains(gain, noise)})[1]
-    assert "cannot be told from alone" in said
+    assert "cannot be distinguished from alone" in said
     assert "above" not in said
     assert "below" not in said
     assert choice_sentences(["global"] * 8, {"alone": Gains(np.zeros(0))})[1:] == []  # no client has an AUC
@@ -275,10 +275,10 @@ def test_an_ordinary_federation_needs_no_warning():
 @pytest.mark.parametrize(
     ("counts", "labels", "warnings"),
     [
-        ([4, 4], [0, 1, 0, 1, 2, 2, 2, 2], ["1 client has rows of one class only"]),
-        ([2, 2], [1, 1, 2, 2], ["2 clients have rows of one class only"]),
+        ([4, 4], [0, 1, 0, 1, 2, 2, 2, 2], ["1 client has rows of only one class"]),
+        ([2, 2], [1, 1, 2, 2], ["2 clients have rows of only one class"]),
         ([4, 4], [0, 1, 0, 1, 2, 1, 2, 0], ["1 client has a label in the test rows"]),
-        ([1, 4], [0, 1, 2, 1, 2], ["1 client has no test rows", "1 client has rows of one class only"]),
+        ([1, 4], [0, 1, 2, 1, 2], ["1 client has no test rows", "1 client has rows of only one class"]),
     ],
 )
 def test_what_makes_a_client_hard_is_said(counts: list[int], labels: list[int], warnings: list[str]):

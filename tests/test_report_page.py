@@ -289,7 +289,7 @@ def test_a_client_is_found_by_its_name_with_the_keyboard(tab: Page, tmp_path: Pa
     for part in ("51 training rows, 17 test rows", f"+{gain:.1f} ±", "95.00 %", "90.00 %", "80.00 %"):
         assert part in chosen["found"]
     assert "undecided" in chosen["found"]
-    assert "No client has this" in look_up(tab, "nobody")["status"]
+    assert "No client's name contains this" in look_up(tab, "nobody")["status"]
     assert look_up(tab, "@Escape", "@Escape")["value"] == ""
     assert tab.evaluate("document.querySelector('label[for=find-name]').textContent")
     assert tab.evaluate("document.documentElement.scrollWidth") <= 400
@@ -413,7 +413,7 @@ def test_the_chosen_metric_comes_first_and_all_can_be_unfolded(tab: Page, tmp_pa
     )
     assert first[0] == f"{final['global']['auc']:.4f} ± 0.0310"
     assert first[4] == f"{100 * final['global']['recall']:.2f}"
-    assert "F1 are of yes." in tab.evaluate(f"{box}.innerText")
+    assert "F1 are for yes." in tab.evaluate(f"{box}.innerText")
 
 
 def test_seeds_have_their_bins_pooled_in_a_calibration_curve(tab: Page, tmp_path: Path):

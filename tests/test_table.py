@@ -712,7 +712,7 @@ def test_describing_draws_the_labels(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 def test_one_client_is_warned_of(tmp_path: Path):
     f = loaded(tmp_path, patients().with_columns(hospital=pl.lit("only")))
-    assert any("one client only" in w for w in describe(f)["warnings"])
+    assert any("only one client" in w for w in describe(f)["warnings"])
 
 
 # --- Runs --------------------------------------------------------------------------------------------

@@ -340,7 +340,7 @@ def test_a_search_that_fills_the_disk_goes_on_when_there_is_room(whole: tuple[Pa
     half = (whole[0] / "trials.journal").stat().st_size // 2
     with (
         files_of_at_most(half),
-        pytest.raises(RunError, match=r"could not be written.*the same command goes on"),
+        pytest.raises(RunError, match=r"could not be written.*run the same command to resume"),
     ):
         tune(search(), 12, tmp_path / "search")
     assert told(tune(search(), 12, tmp_path / "search")) == told(whole[1])
@@ -511,7 +511,7 @@ def refused(capsys: pytest.CaptureFixture[str], line: str) -> str:
         (f"{TUNE} --search tpee", ["--search", "'tpee'", "tpe", "grid"]),
         (f"{TUNE} --eval-every 3", ["option '--eval-every'"]),
         (f"{TUNE} --force", ["option '--force'"]),
-        (f"{TUNE} --lam 3", ["--lam is no option of fedavg"]),
+        (f"{TUNE} --lam 3", ["--lam is not an option of fedavg"]),
         (f"{TUNE} --eta -1", ["eta", "must be at least 0", "-1"]),
         (f"{TUNE} --cohort 5", ["cohort of 5", "--cohort between 1 and 4"]),
         (
@@ -524,7 +524,7 @@ def refused(capsys: pytest.CaptureFixture[str], line: str) -> str:
         ("tune fedavg alone", ["'alone' was not expected"]),
         ("tune alone:eta=1,R=3", ["nothing to search"]),
         ("tune per-fedavg --adapt-on test", ["--adapt-on test reads test rows"]),
-        ("tune pfedme --rechoose 2", ["--rechoose chooses λ by the rows that a search judges by"]),
+        ("tune pfedme --rechoose 2", ["--rechoose chooses λ on the rows that a search judges by"]),
         ("tune fedavg --data synthetic:clients=4,rows=5", ["No client has 5 training rows", "more rows"]),
     ],
 )
@@ -565,7 +565,7 @@ def test_another_search_in_the_same_folder_is_refused(
     folder: Path, options: str, part: str, capsys: pytest.CaptureFixture[str]
 ):
     said = refused(capsys, f"{TUNE} {options}")
-    assert "out holds another search" in said
+    assert "out holds a different search" in said
     assert part in said
     assert "choose another --out" in said
 
@@ -609,7 +609,7 @@ def test_a_folder_that_cannot_be_a_searchs_is_refused(folder: Path, capsys: pyte
 def test_two_processes_do_not_share_a_folder(folder: Path, capsys: pytest.CaptureFixture[str]):
     sought = Search.over(tiny("fedavg", rounds=3, eval_every=None), {"R", "B"}, "tpe")
     with opened(folder, sought):
-        assert "Another process is at work in out" in refused(capsys, TUNE)
+        assert "Another process is using out" in refused(capsys, TUNE)
     assert main(shlex.split(TUNE)) == 0
 
 

@@ -1,4 +1,4 @@
-"""The same as the command line, from Python."""
+"""The functions of the command line, for Python."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ def train(
 ) -> Result:
     """Trains one algorithm on a federation, as `pfedme run` does.
 
-    Algorithm, data and model are what the command line takes (`"pfedme:lam=15"`) or objects, among them your
-    own subclasses of `Algorithm` and `Model`. `personalize` lets each client choose its model, and
-    `holdout_clients` (a share, or names) keeps clients out to see how they fare as newcomers; what is found
-    is the result's `offer`. With `out` the run's folder is written, `report.html` included; `watch` is called
-    with the progress of each few rounds.
+    Algorithm, data and model are strings as on the command line (`"pfedme:lam=15"`) or objects, including
+    your own subclasses of `Algorithm` and `Model`. `personalize` lets each client choose its model, and
+    `holdout_clients` (a share, or names) holds clients out to see how they fare as newcomers; the outcome
+    is the result's `offer`. With `out`, the run's folder is written, including `report.html`. `watch` is
+    called every few rounds with the progress.
 
     >>> from pfedme import PFedMe, train
     >>> result = train(PFedMe(lam=15.0, R=5), "synthetic:clients=5,rows=60", rounds=3, eval_every=1)
@@ -111,7 +111,7 @@ def compare(
     out: os.PathLike[str] | str | None = None,
     force: bool = False,
 ) -> Compared:
-    """Trains several algorithms on the same data, as `pfedme compare` does; with `out`, in a folder.
+    """Trains several algorithms on the same data, as `pfedme compare` does; `out` is a folder for results.
 
     >>> import pfedme
     >>> compared = pfedme.compare(["fedavg", "alone"], "synthetic:clients=5,rows=60", rounds=3)
@@ -149,12 +149,12 @@ def tune(
     eval_clients: int | None = None,
     out: os.PathLike[str] | str | None = None,
 ) -> Tuning:
-    """Searches for an algorithm's hyperparameters by validation rows, as `pfedme tune` does.
+    """Searches for an algorithm's hyperparameters on validation rows, as `pfedme tune` does.
 
     Hyperparameters that are `fixed` are not searched; by default these are the ones that are given
-    (`"pfedme:lam=15"`) or are not at their default. The best settings are `tuning.best[0].settings`, and
-    `tuning.run` is the run with them: `pfedme.train(tuning.run.algorithm, data)`. A search with a folder
-    `out` that was stopped is continued by the same call.
+    (`"pfedme:lam=15"`) or that differ from their default. The best settings are `tuning.best[0].settings`,
+    and `tuning.run` is the run with them: `pfedme.train(tuning.run.algorithm, data)`. If a search with a
+    folder `out` was stopped, the same call resumes it.
 
     >>> import pfedme
     >>> tuning = pfedme.tune("fedavg:R=5", "synthetic:clients=5,rows=60", trials=2, rounds=3)
@@ -192,9 +192,9 @@ def personalize(
 ) -> Offer:
     """Finds the right model for each client of a finished run, or for newcomers: `pfedme personalize`.
 
-    `run` is what `train` returned, or a run's folder, into which the models of its own clients are written;
-    those of newcomers (`data`) are written if there is a folder `out`. The offer's `found` has each client's
-    choice, gain and model, and its `to_json()` sums them up.
+    `run` is the result of `train`, or a run's folder; models of the run's own clients are written there.
+    Models of newcomers (`data`) are written if there is a folder `out`. The offer's `found` has each client's
+    choice, gain and model, and its `to_json()` summarizes them.
 
     >>> import pfedme
     >>> result = pfedme.train("fedavg", "synthetic:clients=5,rows=60", rounds=3)
@@ -208,7 +208,7 @@ def personalize(
     else:
         home = arguments.folder(run, "run")
         if home is None:
-            raise InputError("run must be a run's folder, or what train returned, not None.")
+            raise InputError("run must be a run's folder, or the result of train, not None.")
         finished = FinishedRun.open(home)
     newcomers = None if data is None else arguments.source(data)
     where = folder or (home if newcomers is None else None)
@@ -227,7 +227,7 @@ def _run(
     personalize: Any = None,
     **numbers: Any,
 ) -> Run:
-    """The run that arguments describe, once each is known to be of its kind."""
+    """The run that the arguments describe, after checking the type of each."""
     return Run(
         algorithm=arguments.algorithm(algorithm),
         data=arguments.source(data),
@@ -239,7 +239,7 @@ def _run(
 
 
 def _finished(result: Result) -> FinishedRun:
-    """A run that has just finished, for what follows it."""
+    """A run that has just finished, ready for the steps that follow it."""
     result.run.refuse_to_offer()
     assert result.w is not None
     run, simulation = result.run.prepare()
@@ -251,7 +251,7 @@ def _finished(result: Result) -> FinishedRun:
 
 @contextmanager
 def _folder(out: Any) -> Iterator[Path]:
-    """The folder that was given, or one that is there for a while."""
+    """The folder that was given, or a temporary one."""
     if (folder := arguments.folder(out)) is not None:
         yield folder
     else:

@@ -1,4 +1,4 @@
-"""Arguments of the Python interface: each is checked here, and an error says what it should have been."""
+"""Checks the arguments of the Python interface; an error says what an argument should have been."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 def told(value: Any) -> str:
-    """What a value is, in few words.
+    """Describes a value in a few words.
 
     >>> told(None), told("ten"), told([1]), told(Algorithm)
     ('None', "'ten'", 'a list', 'the class Algorithm')
@@ -43,21 +43,21 @@ def told(value: Any) -> str:
 
 
 def algorithm(value: Any) -> Algorithm:
-    """An algorithm, or what `pfedme:lam=15` describes."""
+    """An algorithm, given as an object or as in `pfedme:lam=15`."""
     if isinstance(value, str):
         return parse(value, ALGORITHMS, "algorithm")
     if isinstance(value, type) and issubclass(value, Algorithm):
         raise InputError(f"algorithm is the class {value.__name__}; give an instance, {value.__name__}().")
     if not isinstance(value, Algorithm):
         raise InputError(
-            f"algorithm must be a text such as 'pfedme:lam=15' or an object such as PFedMe(lam=15), not "
+            f"algorithm must be a string such as 'pfedme:lam=15' or an object such as PFedMe(lam=15), not "
             f"{told(value)}."
         )
     return check(_traceable(value, "algorithm"), f"algorithm '{value.name}'")
 
 
 def model(value: Any) -> Description:
-    """The description of a model; or a model of the user's own."""
+    """The description of a model, or the user's own model."""
     if isinstance(value, str):
         return parse_model(value)
     if isinstance(value, type) and issubclass(value, Model | Description):
@@ -67,21 +67,21 @@ def model(value: Any) -> Description:
     if isinstance(value, Model):
         return OwnModel(model=_traceable(value, "model"))
     raise InputError(
-        "model must be a text such as 'dnn:hidden=100' or 'my_package:build', a description such as "
+        "model must be a string such as 'dnn:hidden=100' or 'my_package:build', a description such as "
         f"DNN(hidden=(100,)), or a Model, not {told(value)}."
     )
 
 
 def _traceable(value: T, what: str) -> T:
-    """The value, once JAX is known to see its fields."""
+    """The value, after checking that JAX can see its fields."""
     if type(value) in ALGORITHMS.values() or not jax.tree_util.all_leaves([value]):
         return value
     name = type(value).__name__
-    raise InputError(f"{what} is of the class {name}, which needs the decorator @pfedme.record above it.")
+    raise InputError(f"{what} is an instance of {name}, which needs the decorator @pfedme.record above it.")
 
 
 def source(value: Any) -> Source:
-    """Where rows come from."""
+    """The source of the rows."""
     if isinstance(value, str | os.PathLike):
         return parse_data(os.fspath(value))
     if isinstance(value, type):
@@ -93,8 +93,8 @@ def source(value: Any) -> Source:
         )
     if not (hasattr(value, "load") and hasattr(value, "__dataclass_fields__")):
         raise InputError(
-            "data must be a text such as 'synthetic' or 'mnist:partition=released', the path of a table, or "
-            f"an object such as pfedme.Table(path=..., client=..., label=...), not {told(value)}."
+            "data must be a string such as 'synthetic' or 'mnist:partition=released', the path of a table, "
+            f"or an object such as pfedme.Table(path=..., client=..., label=...), not {told(value)}."
         )
     return check(value, "the data") if type(value) in DATA.values() else value
 
@@ -131,22 +131,22 @@ def folder(value: Any, name: str = "out") -> Path | None:
 
 
 def function(name: str, value: Any) -> Callable[..., Any]:
-    """Something that can be called."""
+    """A callable."""
     if not callable(value):
         raise InputError(f"{name} must be a function, not {told(value)}.")
     return value
 
 
 def count(name: str, value: Any) -> int:
-    """A whole number from 1."""
+    """A positive whole number."""
     value = plain(value)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InputError(f"{name} must be a whole number from 1, not {told(value)}.")
+        raise InputError(f"{name} must be a positive whole number, not {told(value)}.")
     return value
 
 
 def names(what: str, value: Any, known: Iterable[str]) -> set[str]:
-    """Names, each of which is known."""
+    """A set of names, all of them known."""
     given = [value] if isinstance(value, str) else value
     if not isinstance(given, Sequence | set | frozenset):
         raise InputError(f"{what} must be a list of names, not {told(value)}.")
@@ -158,13 +158,13 @@ def names(what: str, value: Any, known: Iterable[str]) -> set[str]:
 
 
 def given_in(text: Any) -> list[str]:
-    """The fields that `pfedme:lam=15` gives."""
+    """The fields that are set in `pfedme:lam=15`."""
     pairs = text.partition(":")[2].split(",") if isinstance(text, str) else []
     return [pair.partition("=")[0].strip() for pair in pairs if pair]
 
 
 def plain(value: Any) -> Any:
-    """A number of NumPy as one of Python's, anything else as it is."""
+    """A NumPy number as a Python number, anything else unchanged."""
     return value.item() if isinstance(value, np.generic) else value
 
 
@@ -175,7 +175,7 @@ def read_verdict(folder: Path) -> dict[str, Any] | None:
 
 
 def searching() -> tuple[type[Search], Callable[..., Tuning]]:
-    """What describes a search and what carries it out, which need Optuna."""
+    """The class that describes a search and the function that runs it; both need Optuna."""
     try:
         from pfedme.tuning.search import Search
         from pfedme.tuning.tune import tune

@@ -1,4 +1,4 @@
-"""The ways in which a command ends badly; errors carry one or two sentences that say what to do."""
+"""The ways in which a command can fail; an error carries one or two sentences that say what to do."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 MOST_NAMES = 20
-"""How many names an error lists."""
+"""An error lists at most this many names."""
 MOST_PROBLEMS = 10
-"""How many problems an error lists."""
+"""An error lists at most this many problems."""
 
 
 class InputError(ValueError):
@@ -17,18 +17,18 @@ class InputError(ValueError):
 
 
 class Problems:
-    """Wrong input, gathered so that all of it can be told at once.
+    """Collects errors about input, so that they can all be reported at once.
 
     >>> problems = Problems()
     >>> for age in ("old", "3", "young"):
     ...     with problems:
     ...         if not age.isdigit():
-    ...             raise InputError(f"'{age}' is no age.")
+    ...             raise InputError(f"'{age}' is not an age.")
     >>> problems.raise_any("patients.csv")
     Traceback (most recent call last):
     pfedme.errors.InputError: There are 2 problems with patients.csv.
-      1. 'old' is no age.
-      2. 'young' is no age.
+      1. 'old' is not an age.
+      2. 'young' is not an age.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class Problems:
         return isinstance(error, InputError)
 
     def raise_any(self, where: str) -> None:
-        """Raises the only error, or one that lists all, if there are any."""
+        """Raises the error if there is one, or one error that lists all if there are several."""
         if len(self.found) == 1:
             raise self.found[0]
         if self.found:
@@ -55,7 +55,7 @@ class Problems:
 
 
 class RunError(RuntimeError):
-    """The run failed, or diverged. Exit status 1."""
+    """The run failed or diverged. Exit status 1."""
 
 
 class Diverged(RunError):
@@ -63,16 +63,16 @@ class Diverged(RunError):
 
 
 class Interrupted(KeyboardInterrupt):
-    """The user stopped a run whose state is saved in `folder`, if it has one; `goes_on` says what is next."""
+    """The user stopped a run, whose state is saved in `folder`, if any; `goes_on` says how to continue."""
 
     def __init__(self, folder: Path | None, goes_on: str = "") -> None:
         super().__init__(str(folder))
         self.folder = folder
-        self.goes_on = goes_on or (f"'pfedme resume {folder}' goes on where it stopped" if folder else "")
+        self.goes_on = goes_on or (f"'pfedme resume {folder}' continues where it stopped" if folder else "")
 
 
 def unknown(what: str, given: str, known: Iterable[str]) -> InputError:
-    """An error for a name that does not exist, with the nearest one that does.
+    """An error for a name that does not exist, which suggests the most similar one that does.
 
     >>> print(unknown("algorithm", "pfedmee", ["pfedme", "fedavg"]))
     There is no algorithm 'pfedmee'; did you mean 'pfedme'? Known: pfedme, fedavg.

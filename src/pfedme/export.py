@@ -1,7 +1,7 @@
-"""Models to use: the model of one client, or the shared one, with all that predicting from new rows needs.
+"""Exported models: a client's model, or the shared one, with everything that predicting new rows needs.
 
-In a folder it is `model.json` (layers, columns, categories, scaling, labels, where it comes from) and
-`model.safetensors` (the parameters). It holds no rows and needs no run.
+Its folder has `model.json` (layers, columns, categories, scaling, labels, origin) and `model.safetensors`
+(the parameters). It contains no rows and does not need the run.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ from pfedme.files import atomic_write, refuse_file, writing
 from pfedme.runs.folder import OWN, Folder, read_models
 
 FORMAT = 1
-"""Of the folder; a version reads its own and the earlier ones."""
+"""Format of the folder; a version reads its own format and earlier ones."""
 BLOCK = 256
-"""Rows that are predicted at once, if nothing else is known."""
+"""Default number of rows that are predicted at once."""
 
 Which = Literal["recommended", "personal", "global"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Threshold:
-    """Of two classes, one is predicted where its probability is at least so much, and else the other."""
+    """Of two classes, `label` is predicted if its probability is at least `value`, the other one if not."""
 
     label: str
     value: float
 
     @classmethod
     def from_json(cls, document: Any, labels: Sequence[str]) -> Threshold | None:
-        """What a model.json or a record has of it: `{"class": ..., "value": ...}`, or nothing."""
+        """The threshold in a model.json or a record: `{"class": ..., "value": ...}`, or None."""
         if document is None:
             return None
         label, value = str(document["class"]), float(document["value"])
@@ -67,10 +67,10 @@ class Threshold:
 class Predictor:
     """A model that is ready to predict.
 
-    It takes a frame with the columns that the model was trained on (of polars or pandas, or a dictionary of
-    columns), or an array with a row of numbers, or an image, for each prediction. A missing number is taken
-    as the training rows' mean, and a category that is missing or that they do not have as no category, with
-    a warning that counts such rows; `strict` makes an error of it.
+    It takes a data frame with the columns that the model was trained on (of polars or pandas, or a dictionary
+    of columns), or an array with a row of numbers, or an image, for each prediction. A missing number is
+    replaced by the mean of the training rows, and a missing or unknown category is encoded as zeros, with a
+    warning that counts such rows; `strict` makes this an error.
 
     >>> import tempfile
     >>> from pfedme.core.models import Network
@@ -97,11 +97,11 @@ class Predictor:
     """The columns; None for a model that was trained on rows of numbers."""
     block: int = BLOCK
     """Rows that are predicted at once: as many as when the run was evaluated, because the last bits of a
-    product of matrices can depend on it."""
+    matrix product can depend on it."""
     origin: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """Where it comes from, as far as known: `client`, `which` model it is, its `round`, the `command`."""
+    """Where the model comes from, as far as known: `client`, `which` model, its `round`, the `command`."""
     threshold: Threshold | None = None
-    """From which probability on a row is given a class, of two; the more probable class if None."""
+    """The probability from which one of two classes is predicted; if None, the more probable class is."""
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -110,16 +110,16 @@ class Predictor:
 
     @property
     def outputs(self) -> int:
-        """Numbers that the model makes of a row."""
+        """Number of outputs of the model for a row."""
         return max(1, len(self.labels))
 
     def predict(self, rows: Any, *, strict: bool = False) -> np.ndarray:
-        """The most probable class of each row, as text, or the one that the model's threshold gives; of a
-        quantity, the number in its own unit."""
+        """The most probable class of each row, as a string, or the class that the model's threshold gives;
+        for a quantity, the number in its own unit."""
         return self.named(self._warned_scores(rows, strict))
 
     def probabilities(self, rows: Any, *, strict: bool = False) -> np.ndarray:
-        """The probability of each class (column) in each row; only of a model of classes."""
+        """The probability of each class (column) for each row; only for models that predict classes."""
         if not self.labels:
             raise InputError("This model predicts a quantity, which has no probabilities; use 'predict'.")
         return _softmax(self._warned_scores(rows, strict))
@@ -138,9 +138,9 @@ class Predictor:
     def scores(
         self, rows: Any, where: str = "the rows", first_row: int = 1, gaps: Gaps | None = None
     ) -> np.ndarray:
-        """The model's outputs, float32, a row for each row; errors call the rows `where` and count them.
+        """The model's float32 outputs, one row per row; errors name the source `where` and the row number.
 
-        What the training rows do not have is an error, unless there are `gaps` to count it.
+        Missing values and unknown categories are errors, unless there are `gaps` to count them.
         """
         x = self.encoded(rows, where, first_row, gaps)
         blocks = [
@@ -150,7 +150,7 @@ class Predictor:
         return np.concatenate([np.zeros((self.outputs, 0), np.float32), *blocks], axis=1).T
 
     def named(self, scores: np.ndarray) -> np.ndarray:
-        """What `predict` makes of the model's outputs."""
+        """The predictions that correspond to the model's outputs."""
         if self.labels and self.threshold:
             place = self.labels.index(self.threshold.label)
             above = _softmax(scores)[:, place] >= self.threshold.value
@@ -165,7 +165,7 @@ class Predictor:
         frame = rows if isinstance(rows, np.ndarray) else as_frame(rows)
         if self.schema is not None:
             if isinstance(frame, np.ndarray) and len(self.schema.numbers) < len(self.schema.columns):
-                raise InputError("The rows must be a frame, because the model has columns of categories.")
+                raise InputError("The rows must be a data frame, because the model has categorical columns.")
             if gaps is not None:
                 return gaps.encode(self.schema, frame, where, first_row)
             return self.schema.encode(frame, where, first_row=first_row)
@@ -173,9 +173,9 @@ class Predictor:
         x = np.asarray(frame)
         x = x.reshape(len(x), -1)
         if x.shape[1] != features:
-            raise InputError(f"The rows of {where} have {x.shape[1]} numbers, and should have {features}.")
+            raise InputError(f"The rows of {where} have {x.shape[1]} numbers, but should have {features}.")
         if x.dtype.kind not in "fiub":
-            raise InputError(f"The rows of {where} must hold nothing but numbers.")
+            raise InputError(f"The rows of {where} must contain only numbers.")
         x = x.astype(np.float32)
         if not (finite := np.isfinite(x).all(axis=1)).all():
             row = first_row + int(np.argmin(finite))
@@ -183,7 +183,7 @@ class Predictor:
         return x
 
     def save(self, path: Path | str, *, force: bool = False) -> None:
-        """Writes the model into a folder, from which `load` reads it."""
+        """Writes the model to a folder, from which `load` reads it."""
         path = Path(path)
         refuse_file(path)
         if path.exists() and any(path.iterdir()) and not force:
@@ -198,7 +198,7 @@ class Predictor:
             "block": self.block,
             **({"threshold": self.threshold.to_json()} if self.threshold else {}),
         }
-        # Where the model comes from is in both files: one is replaced after the other.
+        # The origin is in both files, because they are replaced one after the other.
         where = {"origin": json.dumps(self.origin)}
         parameters = safetensors.numpy.save({"theta": np.asarray(self.theta.ravel())}, metadata=where)
         with writing(path):
@@ -209,10 +209,10 @@ class Predictor:
     def predict_file(
         self, path: Path, keep: Sequence[str] = (), gaps: Gaps | None = None
     ) -> Iterator[pl.DataFrame]:
-        """The predictions for a table, or a folder of tables, a group of rows after the other.
+        """The predictions for a table, or for a folder of tables, one group of rows at a time.
 
-        Their columns are those of the table to `keep`, `prediction` and, for each label, `probability_LABEL`;
-        `gaps` as in `scores`.
+        The columns are those of the table to `keep`, `prediction` and, for each label, `probability_LABEL`;
+        `gaps` is as in `scores`.
         """
         keep = list(dict.fromkeys(keep))
         nothing = self._frame_of(np.zeros((0, self.outputs), np.float32))
@@ -238,8 +238,8 @@ class Predictor:
                 except SchemaChanged:
                     if row > 1:
                         raise InputError(
-                            f"A column of {part.where} holds something else after row {row} than before; see "
-                            "that its numbers are numbers."
+                            f"A column of {part.where} changes its type after row {row}; check that its "
+                            "numbers are numbers."
                         ) from None
                     part = open_parts(path, used, whole=True)[k]
 
@@ -257,7 +257,7 @@ def _scores(model: Model, theta: Params, x: jax.Array) -> jax.Array:
 
 
 def _padded(x: np.ndarray, rows: int) -> np.ndarray:
-    """`x` with rows of zeros until it has so many, so that one compiled program does for all."""
+    """`x` padded with zeros to so many rows, so that one compiled program serves all blocks."""
     return np.pad(x, [(0, rows - len(x)), (0, 0)])
 
 
@@ -276,10 +276,10 @@ def _refuse_to_keep(part: Part, keep: Sequence[str]) -> None:
 def _pieces(
     part: Part, schema: Schema | None, keep: Sequence[str]
 ) -> Iterator[tuple[pl.DataFrame, pl.DataFrame | np.ndarray]]:
-    """Rows but for empty lines at the end: the columns to keep, as text, and those that matter."""
+    """Rows, except empty lines at the end: the columns to keep, as strings, and the model's columns."""
     types: Types = {name: kind for name, kind in part.types.items() if schema or name[:1] == "x"}
     if schema:
-        # A number that is read as text is checked row by row; one that is kept stays as it was written.
+        # A number that is read as a string is checked row by row; one that is kept stays as it was written.
         number = {
             name: pl.Float64() if kind.is_numeric() and name not in keep else pl.String()
             for name, kind in types.items()
@@ -304,14 +304,14 @@ def _pieces(
 
 
 def load(path: Path | str) -> Predictor:
-    """The model that `pfedme export` or `Predictor.save` wrote into a folder."""
+    """The model that `pfedme export` or `Predictor.save` wrote to a folder."""
     path = Path(path)
     file = path / "model.json"
     try:
         about = json.loads(file.read_text())
     except FileNotFoundError:
         raise InputError(
-            f"There is no exported model in {path}: it has no model.json. 'pfedme export RUN' makes one."
+            f"There is no exported model in {path}: it has no model.json. 'pfedme export RUN' creates one."
         ) from None
     except (OSError, ValueError) as error:
         raise InputError(f"{file} cannot be read ({error}); export the model again.") from None
@@ -327,7 +327,7 @@ def load(path: Path | str) -> Predictor:
         schema = Schema.from_json(about["schema"]) if about["schema"] is not None else None
         with safetensors.safe_open(path / "model.safetensors", "numpy") as file:
             flat, origin = file.get_tensor("theta"), json.loads((file.metadata() or {}).get("origin", "{}"))
-        if not origin:  # as before it was kept there
+        if not origin:  # older exports have it in model.json only
             origin = {key: about[key] for key in ("client", "which", "round", "command") if key in about}
         made = Predictor(model, _in_layers(model, flat), schema, int(about["block"]), origin)
         return made.with_threshold(about.get("threshold"))
@@ -336,7 +336,7 @@ def load(path: Path | str) -> Predictor:
 
 
 def _in_layers(model: Model, flat: np.ndarray) -> Params:
-    """The parameters of a model from their coordinates."""
+    """The parameters of a model from their flat vector."""
     like = jax.eval_shape(model.init, jax.random.key(0))
     size = sum(leaf.size for leaf in jax.tree.leaves(like))
     if flat.shape != (size,):
@@ -345,7 +345,7 @@ def _in_layers(model: Model, flat: np.ndarray) -> Params:
 
 
 def _refuse_stranger(folder: Folder, client: str) -> None:
-    """Raises an error for a client that the run, which has no model of its own for it, does not know."""
+    """Raises an error for a client that is unknown to a run without personal models."""
     from pfedme.runs.run import Run
 
     record = folder.read()
@@ -353,7 +353,7 @@ def _refuse_stranger(folder: Folder, client: str) -> None:
     if client in names:
         return
     with contextlib.suppress(InputError):
-        # Clients that were held out, or were not evaluated, are in the data alone.
+        # Clients that were held out, or were not evaluated, are only in the data.
         parties = Run.from_json(record["config"]).parties()
         names = [f.name(i) for f in parties if f is not None for i in range(f.clients)]
     if client not in names:
@@ -363,8 +363,8 @@ def _refuse_stranger(folder: Folder, client: str) -> None:
 def model_of(run: Path | str, client: str | None = None, which: Which | None = None) -> Predictor:
     """The model of a client of a finished run, or the shared one if no client is given.
 
-    If not told `which`, a client gets the model that it was recommended (by `--personalize auto` or
-    `pfedme personalize`), else its personal one, else the shared one.
+    Without `which`, a client gets the model that was recommended to it (by `--personalize auto` or
+    `pfedme personalize`), or else its personal model, or else the shared one.
     """
     folder, client = Folder(Path(run)), None if client is None else str(client)
     has: dict[Which, bool] = {"recommended": folder.offered.exists(), "personal": False, "global": False}
@@ -374,13 +374,13 @@ def model_of(run: Path | str, client: str | None = None, which: Which | None = N
         has |= {"personal": "theta" in tensors, "global": "w" in tensors}
     elif not has["recommended"]:
         folder.read()
-        raise InputError(f"The run in {run} has not finished; 'pfedme resume {run}' goes on with it.")
+        raise InputError(f"The run in {run} has not finished; 'pfedme resume {run}' continues it.")
     choices: list[Which] = ["recommended", "personal", "global"] if client is not None else ["global"]
     there: list[Which] = [which] if which else [kind for kind in choices if has[kind]]
     which = there[0] if there else "global"
     if not has[which]:
         others = ", ".join(kind for kind in has if has[kind])
-        only = f", only: {others}; clients' own need --client." if others else "; clients have their own."
+        only = f", only: {others}; clients' models need --client." if others else "; clients have their own."
         raise InputError(f"{run} has no {which} model{only}")
     if which == "recommended":
         tensors, about = read_models(folder.offered)
@@ -403,7 +403,7 @@ def model_of(run: Path | str, client: str | None = None, which: Which | None = N
         threshold = record.get("threshold", {}).get(which)
     if about["model"].get("kind") == OWN:
         raise InputError(
-            f"The model of this run is Python code of its own, {name}, which an export cannot hold; use the "
+            f"The model of this run is your own Python code, {name}, which cannot be exported; use the "
             "parameters in model.safetensors, or train one of mlr, dnn and cnn."
         )
     try:
@@ -413,4 +413,4 @@ def model_of(run: Path | str, client: str | None = None, which: Which | None = N
         made = Predictor(model, theta, schema, int(about.get("block", BLOCK)), origin)
         return made.with_threshold(threshold)
     except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"The models in {run} are damaged ({error}); make the run again.") from None
+        raise InputError(f"The models in {run} are damaged ({error}); start the run again.") from None

@@ -1,4 +1,4 @@
-"""Files: written whole or not at all."""
+"""Files, which are written atomically."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from pfedme.errors import InputError, RunError
 
 
 def atomic_write(path: Path, content: bytes | str) -> None:
-    """Replaces `path` by `content` in one step: a reader, or a crash, sees the old file or the new one."""
+    """Replaces `path` with `content` in one step: even after a crash, a reader sees the old or new file."""
     with atomic_file(path) as file:
         file.write(content.encode() if isinstance(content, str) else content)
 
 
 @contextlib.contextmanager
 def atomic_file(path: Path) -> Iterator[BinaryIO]:
-    """A file to write to that takes the place of `path` once it is complete."""
+    """A file to write to, which replaces `path` once it is complete."""
     handle, scratch = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -38,7 +38,7 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def refuse_file(path: Path) -> None:
-    """Raises an error if a folder at `path` is impossible because a file is there, or above it."""
+    """Raises an error if `path` cannot be a folder because it, or one of its parents, is a file."""
     for place in (path, *path.parents):
         if place.exists() and not place.is_dir():
             raise InputError(f"{path} cannot be a folder, because {place} is a file; choose another --out.")
@@ -51,22 +51,22 @@ def cache_folder() -> Path:
 
 @contextlib.contextmanager
 def alone(path: Path) -> Iterator[IO[bytes]]:
-    """A file, made if need be, that marks its folder as this process's own until it ends, however it ends."""
-    import fcntl  # which Windows has not
+    """A file, created if needed, that locks its folder for this process until the process ends."""
+    import fcntl  # not available on Windows
 
     with path.open("ab+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise InputError(
-                f"Another process is at work in {path.parent}; wait for it, or stop it."
+                f"Another process is using {path.parent}; wait for it to finish, or stop it."
             ) from None
         yield file
 
 
 @contextlib.contextmanager
 def writing(path: Path, hint: str = "") -> Iterator[None]:
-    """Turns a failure to write into a sentence."""
+    """Turns a failure to write into a `RunError`."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""A bar on a terminal that stays a bar: it keeps its width, and texts that have no room are left out."""
+"""A progress bar that keeps its width on a terminal; texts that do not fit are left out."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Column
 
 BAR = 20
-"""Columns of the bar itself."""
+"""Width of the bar itself, in columns."""
 HALF_LIFE_S = 20.0
-"""Seconds after which what was measured of the pace counts half."""
+"""Seconds after which a measurement of the pace counts half."""
 SETTLED_S = 1.0
-"""Seconds of work, beside the first step, that are needed to tell the time left."""
+"""Seconds of work, not counting the first step, that an estimate of the remaining time needs."""
 
 
 class Pace:
-    """How long what is left will take, from a smoothed pace.
+    """Estimates the remaining time from a smoothed pace.
 
-    The first step is left out, for compilation is part of it. Nothing is said before a second of work.
+    The first step is not counted, because it includes compilation. There is no estimate before a second of
+    work.
 
     >>> pace = Pace(clock=iter([0.0, 9.0, 10.0, 11.0]).__next__)
     >>> [pace.left(done, 10) for done in (0, 1, 3, 5)]
@@ -40,7 +41,7 @@ class Pace:
         self.last: float | None = None
 
     def left(self, done: float, total: float | None) -> float | None:
-        """The seconds until `total` steps are done, of which `done` are; None if it cannot be told yet."""
+        """The seconds until all `total` steps are done, if `done` are now; None if it is too early to say."""
         now = self.clock()
         if self.at is None:
             self.at, self.done = now, done
@@ -57,7 +58,7 @@ class Pace:
 
 
 def in_words(seconds: float | None) -> str:
-    """`40 s left`, `12 min left`, `1 h 20 min left`; nothing if it is not known.
+    """`40 s left`, `12 min left`, `1 h 20 min left`; empty if unknown.
 
     >>> in_words(None), in_words(3.2), in_words(100), in_words(4790), in_words(1e6)
     ('', '4 s left', '2 min left', '1 h 20 min left', '12 days left')
@@ -75,7 +76,7 @@ def in_words(seconds: float | None) -> str:
 
 
 class Live:
-    """Something that is on the screen as long as a block lasts, if there is a terminal."""
+    """A context manager that shows a progress bar, if there is a terminal."""
 
     def __init__(self, name: str, total: float | None, console: Console) -> None:
         self.pace = Pace()
@@ -103,9 +104,9 @@ class Live:
     def show(
         self, name: str, done: float, total: float | None, latest: Sequence[str] = (), skipped: float = 0
     ) -> str:
-        """Moves the bar, if there is one, and returns the time left in words; `skipped` steps had been done
-        before. Of the texts about what was found `latest`, each shorter than the one before, the first that
-        has room is shown."""
+        """Moves the bar, if there is one, and returns the remaining time in words. `skipped` steps had been
+        done before. `latest` are texts about the latest results, each shorter than the one before; the first
+        that fits is shown."""
         seconds = self.pace.left(done - skipped, None if total is None else total - skipped)
         left = "" if done == total else in_words(seconds)
         if not self.live:
@@ -121,14 +122,14 @@ class Live:
 
 
 class Rounds(Live):
-    """Progress over the rounds of a deployed run, and what is said of it, on standard error."""
+    """Progress over the rounds of a deployed run, and its messages, on standard error."""
 
     def __init__(self, total: int) -> None:
         super().__init__("rounds", total, Console(stderr=True))
         self.total = total
 
     def __call__(self, line: str, done: int | None) -> None:
-        """Shows a line, and how many rounds are done if it says so; where there is a bar, the bar says it."""
+        """Shows a line; if it reports that rounds are done and there is a bar, moves the bar instead."""
         if self.live and done is not None:
             self.show("rounds", done, self.total)
         elif self.live:

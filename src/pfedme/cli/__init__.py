@@ -1,4 +1,4 @@
-"""The command line. A command's module is imported when the command is given, so that help is quick."""
+"""The command line. A command's module is imported only when the command is used, so that help is fast."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _say("interrupted; nothing is lost.")
         return INTERRUPTED
     except BrokenPipeError:
-        # Whoever read the output has gone; Python must not try to flush it again at exit.
+        # The reader of the output is gone; Python must not try to flush it again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
@@ -55,20 +55,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def help_page() -> str:
-    """What `pfedme --help` prints."""
+    """The text that `pfedme --help` prints."""
     lines = "\n".join(f"  {command.name:<12}{command.help}" for command in COMMANDS.values())
     groups = {"algorithms": "algorithms", "data": "data sources", "models": "models"}
     others = {what: ", ".join(entry.name for entry in registered(group)) for group, what in groups.items()}
-    more = "".join(f"{what} of other packages: {names}\n" for what, names in others.items() if names)
+    more = "".join(f"{what} from other packages: {names}\n" for what, names in others.items() if names)
     return (
         "usage: pfedme COMMAND [options]\n\n"
         "Personalized federated learning with Moreau envelopes.\n\n"
         f"commands:\n{lines}\n\n"
         f"algorithms: {ALGORITHM_NAMES}\n"
         "data:       synthetic, mnist, with options as in mnist:partition=released,\n"
-        "            or a table of your own: patients.csv, with --client and --label\n"
+        "            or your own table: patients.csv, with --client and --label\n"
         "models:     mlr, dnn, cnn, with options as in dnn:hidden=100-50,\n"
-        "            or a function of your own: my_package:build\n"
+        "            or your own function: my_package:build\n"
         f"{more}\n"
         f"{EXAMPLES}\n\n"
         "'pfedme COMMAND --help' lists the options of a command; 'pfedme --version' prints the version."
@@ -88,7 +88,7 @@ def _dispatch(words: list[str]) -> int:
 
 
 def _interrupt_when_told_to_stop() -> None:
-    """Takes a request to end, or a terminal that hangs up, for Ctrl-C, unless it is ignored as by nohup."""
+    """Treats SIGTERM, and SIGHUP of a closed terminal, like Ctrl-C, unless ignored, as under nohup."""
     for name in ("SIGTERM", "SIGHUP"):
         number = getattr(signal, name, None)
         if number is not None and signal.getsignal(number) != signal.SIG_IGN:

@@ -1,4 +1,4 @@
-"""`pfedme client`: taking part with a table that stays on this machine."""
+"""`pfedme client`: takes part in training with a table that stays on this machine."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def parser() -> argparse.ArgumentParser:
         "--state", type=Path, required=True, metavar="DIR",
         help="folder for this client's own model, which nobody else gets, and for its log",
     )  # fmt: skip
-    made.add_argument("--name", help="this client's name (the one in its keys, else the file's)")
+    made.add_argument("--name", help="this client's name (the one in its keys, or else that of the file)")
     made.add_argument(
         "--share-metrics",
         action="store_true",
@@ -48,9 +48,9 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _add_limits(parser: Parser) -> None:
-    """Adds the options that say what a server may ask a client for."""
+    """Adds the options that limit what a server may ask a client for."""
     group = parser.add_argument_group(
-        "limits", "What the server may ask for; limits can also be set in policy.toml beside the table."
+        "limits", "What the server may ask for; limits can also be set in policy.toml next to the table."
     )
     for name in field_types(Policy):
         default = getattr(Policy, name)
@@ -68,4 +68,4 @@ def carry_out(argv: list[str]) -> int:
     try:
         return commands.client(args)
     except KeyboardInterrupt:
-        raise Interrupted(None, "the same command takes part again") from None
+        raise Interrupted(None, "run the same command to take part again") from None

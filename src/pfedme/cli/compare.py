@@ -1,4 +1,4 @@
-"""`pfedme compare`: several algorithms, trained on the same data."""
+"""`pfedme compare`: trains several algorithms on the same data and compares them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ examples:
 
 def parser() -> argparse.ArgumentParser:
     """The options of `pfedme compare`."""
-    about = "Trains several algorithms on the same data; one table, one figure."
+    about = "Trains several algorithms on the same data and compares them in one table and one figure."
     made = new_parser("compare", about, EXAMPLES)
     add_recorded_training(made)
     made.add_argument("algorithms", metavar="ALGORITHM", nargs="+", help=algorithm_names())
@@ -30,7 +30,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def carry_out(argv: list[str]) -> int:
-    """Trains all of them, and prints one table."""
+    """Trains all of them and prints one table."""
     args = parsed(parser(), argv)
     if args.seeds < 1:
         raise InputError(f"--seeds must be at least 1, not {args.seeds}.")

@@ -1,4 +1,4 @@
-"""`pfedme data describe`: what a federation looks like."""
+"""`pfedme data describe`: describes a federation."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def carry_out(argv: list[str]) -> int:
         refuse_file(args.out)
     with waiting(f"reading {args.data}"):
         federation = source(args).load()
-    with waiting("describing it"):
+    with waiting("describing the federation"):
         description = describe(federation)
     if args.out:
         with writing(args.out):

@@ -1,4 +1,4 @@
-"""`pfedme export`: one model of a finished run, in a folder of its own."""
+"""`pfedme export`: exports one model of a finished run for prediction."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def parser() -> argparse.ArgumentParser:
         "export", "Writes one model of a finished run, with everything needed to use it.", EXAMPLES
     )
     made.add_argument("run", metavar="RUN", type=Path, help="the folder of a finished run")
-    made.add_argument("--client", metavar="ID", help="whose model; the shared one if not given")
+    made.add_argument("--client", metavar="ID", help="client whose model to export (the shared model)")
     made.add_argument(
         "--which", choices=("recommended", "personal", "global"),
         help="if not given, the model recommended to the client, else its personal one, else the shared one",
@@ -48,6 +48,6 @@ def carry_out(argv: list[str]) -> int:
         return 0
     whose = "shared model" if which == "global" else f"{which} model of {model.origin['client']}"
     missing = args.client is not None and which == "global" and args.which is None
-    print(f"The {whose} is in {args.out}." + (" The run has no models of single clients." if missing else ""))
+    print(f"The {whose} is in {args.out}." + (" The run has no personal models." if missing else ""))
     print(f"To use it: pfedme predict {shlex.quote(str(args.out))} --data TABLE -o predictions.csv")
     return 0

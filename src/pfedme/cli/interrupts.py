@@ -1,4 +1,4 @@
-"""What a person who interrupts a command is told about finishing it."""
+"""Messages that say how to finish a command that was interrupted."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ INTERRUPTED = 130
 
 
 def same_command_resumes(words: Sequence[str]) -> int:
-    """Prints the command that goes on where it was interrupted, and returns the exit status."""
+    """Prints the command that resumes the work, and returns the exit status."""
     again = shlex.join(["pfedme", *words])
-    print(f"pfedme: interrupted; the same command goes on where it stopped: {again}", file=sys.stderr)
+    print(f"pfedme: interrupted; to resume where it stopped, run: {again}", file=sys.stderr)
     return INTERRUPTED
 
 
 @contextlib.contextmanager
 def rest_is_done_by(words: Sequence[str]) -> Iterator[None]:
-    """Names the command that does what an interrupt leaves undone once a run is finished."""
+    """Names the command that does the remaining work if it is interrupted after a run has finished."""
     try:
         yield
     except KeyboardInterrupt:

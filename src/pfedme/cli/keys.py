@@ -1,4 +1,4 @@
-"""`pfedme keys`: the keys of a server and of clients on other machines."""
+"""`pfedme keys`: creates keys for a server and for clients on other machines."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pfedme.cli.options import add_debug, new_parser, parsed
 from pfedme.errors import InputError
 
 EXAMPLES = """\
-run it again to add clients, or to see fingerprints; what exists is kept
+run it again to add clients, or to see fingerprints; existing keys are kept
 
 examples:
   pfedme keys --own north -o north              at the client north, which then sends north/key.pub
@@ -30,7 +30,7 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument(
         "--server", metavar="HOST,...",
-        help="names and addresses by which clients reach the server, joined by commas; needed the first time",
+        help="names and addresses where clients reach the server, separated by commas; needed the first time",
     )  # fmt: skip
     made.add_argument(
         "--add", metavar="FILE", nargs="+", default=[], type=Path,
@@ -39,7 +39,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--clients", metavar="NAME", nargs="+", default=[],
         help="for trials: clients whose keys are created here; "
-        "whoever creates a client's key can take part as that client",
+        "whoever creates a client's key can impersonate that client",
     )  # fmt: skip
     made.add_argument(
         "-o", "--out", type=Path, default=Path("keys"), metavar="DIR", help="folder for the keys (keys)"
@@ -49,7 +49,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def carry_out(argv: list[str]) -> int:
-    """Creates keys, and prints what to do with them."""
+    """Creates keys and prints what to do with them."""
     args = parsed(parser(), argv)
     need_flower("keys")
     if args.own is None:
@@ -61,7 +61,7 @@ def carry_out(argv: list[str]) -> int:
 
 
 def _server_keys(out: Path, hosts: list[str], clients: list[str], added: list[Path]) -> int:
-    """Creates the server's certificate, takes in and creates keys of clients, and prints what to do next."""
+    """Creates the server's certificate, adds or creates clients' keys, and prints what to do next."""
     from pfedme.deploy.create_keys import make
     from pfedme.deploy.keys import received, server_keys
 
@@ -91,7 +91,7 @@ def _print_received(out: Path, names: Iterable[str]) -> None:
     for name in names:
         public = out / "clients" / folder_name(name) / "key.pub"
         print(f"{name}: {public} has the fingerprint (SHA-256)\n  {fingerprint(public)}")
-    print(f"Send {out}/ca.crt, which is no secret, to these clients. It has the fingerprint")
+    print(f"Send {out}/ca.crt, which is not secret, to these clients. It has the fingerprint")
     print(f"  {fingerprint(out / 'ca.crt')}\nCompare all fingerprints by telephone.")
 
 
@@ -100,10 +100,10 @@ def _print_created(out: Path, names: Iterable[str]) -> None:
     from pfedme.deploy.keys import folder_name
 
     for name in names:
-        print(f"{name}: hand over {out / 'clients' / folder_name(name)}/ in a safe way.")
+        print(f"{name}: hand over {out / 'clients' / folder_name(name)}/ through a secure channel.")
     print(
-        "Whoever has created a client's key can take part as that client. For more than a trial, let "
-        "each client create its own with 'pfedme keys --own NAME'."
+        "Whoever created a client's key can impersonate that client. For more than a trial, let each "
+        "client create its own with 'pfedme keys --own NAME'."
     )
 
 
@@ -120,8 +120,8 @@ def _own_key(out: Path, name: str) -> int:
         print("Compare both with whoever runs the server, by telephone.")
     else:
         print(
-            f"Send {out}/key.pub, which is no secret, to whoever runs the server, and compare its "
-            f"fingerprint by telephone.\nPut the ca.crt that comes back into {out}/. The same command then "
-            "shows its fingerprint, which should be compared too."
+            f"Send {out}/key.pub, which is not secret, to whoever runs the server, and compare its "
+            f"fingerprint by telephone.\nPut the ca.crt that you get back into {out}/, run this command "
+            "again to see its fingerprint, and compare that too."
         )
     return 0

@@ -1,4 +1,4 @@
-"""Options that commands share: where rows come from, what a specification's fields are, what is printed."""
+"""Options that commands share: the source of the rows, the fields of a specification, the output."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ AS_JSON = "print the result as JSON on standard output"
 PERSONALIZE = "auto, or auto:steps=200,...: each client finds its own λ and whether joining pays"
 
 Options = argparse.ArgumentParser | argparse._ArgumentGroup
-"""What options are added to."""
+"""Anything that options can be added to."""
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are ours."""
+    """An argument parser that raises `InputError`."""
 
     def error(self, message: str) -> NoReturn:
         raise InputError(f"{message[:1].upper()}{message[1:]}; see '{self.prog} --help'.")
 
 
 def new_parser(command: str, description: str, examples: str) -> Parser:
-    """A parser without options; `examples` end its help."""
+    """A parser without options, whose help ends with `examples`."""
     return Parser(
         prog=f"pfedme {command}", description=description, epilog=examples,
         formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
@@ -35,7 +35,7 @@ def new_parser(command: str, description: str, examples: str) -> Parser:
 
 
 def parsed(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace:
-    """The arguments; raises an error that names what is like an unknown option."""
+    """The parsed arguments; the error for an unknown option suggests a similar one."""
     args, rest = parser.parse_known_args(argv)
     if not rest:
         return args
@@ -55,7 +55,7 @@ def flag(field: str) -> str:
 
 
 def help_of(owner: type) -> dict[str, str]:
-    """The help of each field of a specification, in one line."""
+    """The help text of each field of a specification, on one line."""
     return {name: " ".join(text.split()).replace("%", "%%") for name, text in field_docs(owner).items()}
 
 
@@ -78,15 +78,15 @@ def add_field(
 
 
 def add_data(options: Parser, default: str | None = "synthetic", what: str = "the federation") -> None:
-    """Adds the options that say where rows come from."""
+    """Adds the options for the source of the rows."""
     options.add_argument(
         "--data", default=default, help=f"{what}: a name, with options after a colon, or the path of a table"
     )
-    add_table(options, "tables of your own")
+    add_table(options, "your own tables")
 
 
 def add_table(options: Parser, title: str, without: str = "") -> None:
-    """Adds the options that say what a table is like, all but that of the field `without`."""
+    """Adds the options that describe a table, except the one for the field `without`."""
     from pfedme.data.table import OPTIONS, Table
 
     group, docs = options.add_argument_group(title), help_of(Table)
@@ -104,7 +104,7 @@ def add_table(options: Parser, title: str, without: str = "") -> None:
 
 
 def source(args: argparse.Namespace, inherited: Source | None = None) -> Source:
-    """Where the rows come from; what is not said about a table is as in the `inherited` one."""
+    """The source of the rows; table options that are not given are taken from `inherited`."""
     from pfedme.data import named, parse_data
     from pfedme.data.table import OPTIONS, Table
 
@@ -126,5 +126,5 @@ def add_json(options: Options, what: str = AS_JSON) -> None:
 
 
 def add_debug(options: Options) -> None:
-    """Adds `--debug`, which `pfedme.cli.main` looks at."""
+    """Adds `--debug`, which `pfedme.cli.main` handles."""
     options.add_argument("--debug", action="store_true", help="show the traceback of an error")

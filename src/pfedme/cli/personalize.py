@@ -1,4 +1,4 @@
-"""`pfedme personalize`: the right model for each client of a finished run, or for newcomers."""
+"""`pfedme personalize`: finds the right model for each client of a finished run, or for newcomers."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ def parser() -> argparse.ArgumentParser:
     about = "Finds the right model for each client of a finished run, or for newcomers."
     made = new_parser("personalize", about, EXAMPLES)
     made.add_argument("run", metavar="RUN", type=Path, help="the folder of a finished run")
-    add_data(made, None, "newcomers, a federation that took no part (if not given, the run's clients)")
+    add_data(made, None, "newcomers, a federation that was not trained on (if not given, the run's clients)")
     made.add_argument("--personalize", metavar="HOW", help=PERSONALIZE)
-    add_out(made, "folder for the results; the run's own if not given")
+    add_out(made, "folder for the results; if not given, the run's folder")
     add_json(made)
     add_debug(made)
     return made
 
 
 def carry_out(argv: list[str]) -> int:
-    """Finds the models, writes them and prints what they are worth."""
+    """Finds the models, writes them and prints how well they do."""
     args = parsed(parser(), argv)
     out = _folder(args)
 
@@ -69,13 +69,13 @@ def carry_out(argv: list[str]) -> int:
 
 
 def _folder(args: argparse.Namespace) -> Path:
-    """The folder for the results, which is the run's own for its own clients only."""
+    """The folder for the results, which can be the run's folder only for the run's own clients."""
     from pfedme.files import refuse_file
 
     if args.data and not args.out:
-        raise InputError("Newcomers' models need a folder of their own: give --out DIR.")
+        raise InputError("Newcomers' models need a separate folder: give --out DIR.")
     out = args.out or args.run
     refuse_file(out)
     if args.data and (out / "record.json").exists():
-        raise InputError(f"{out} holds a run; newcomers' models need a folder of their own.")
+        raise InputError(f"{out} holds a run; newcomers' models need a separate folder.")
     return out

@@ -1,4 +1,4 @@
-"""`pfedme predict`: the rows of a table, predicted by an exported model."""
+"""`pfedme predict`: predicts the rows of a table with an exported model."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--data", type=Path, required=True, metavar="TABLE", help="CSV, TSV, Parquet or NPZ")
     made.add_argument(
         "-o", "--out", type=Path, default=Path("predictions.csv"), metavar="FILE",
-        help="the predictions as CSV (predictions.csv)",
+        help="CSV file for the predictions (predictions.csv)",
     )  # fmt: skip
     made.add_argument(
         "--keep", metavar="COLUMNS", default="",
-        help="columns of the table to copy into the predictions, joined by commas",
+        help="columns of the table to copy into the predictions, separated by commas",
     )  # fmt: skip
     made.add_argument(
         "--strict", action="store_true",
@@ -47,7 +47,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def carry_out(argv: list[str]) -> int:
-    """Predicts, and says what in the table the model was not trained on."""
+    """Predicts, and warns about anything in the table that the model was not trained on."""
     args = parsed(parser(), argv)
 
     from pfedme.data.gaps import Gaps
@@ -57,7 +57,7 @@ def carry_out(argv: list[str]) -> int:
     gaps = None if args.strict else Gaps()
     rows = _write(load(args.model).predict_file(args.data, parse_names(args.keep), gaps), args.out)
     if not rows:
-        print(f"pfedme: {args.data} has no rows; {args.out} has a header only.", file=sys.stderr)
+        print(f"pfedme: {args.data} has no rows; {args.out} contains only a header.", file=sys.stderr)
     if gaps and (found := gaps.sentence(str(args.data))):
         print(f"pfedme: {found} --strict makes this an error.", file=sys.stderr)
     print(f"{rows:,} predictions: {args.out}")
@@ -79,7 +79,7 @@ def _refuse_out(out: Path, table: Path, *, force: bool) -> None:
 
 
 def _write(frames: Iterable[pl.DataFrame], out: Path) -> int:
-    """Writes the predictions as they come, and returns how many there are."""
+    """Writes the predictions as they arrive, and returns how many there are."""
     from pfedme.cli.screen.bars import waiting
     from pfedme.files import atomic_file, writing
 

@@ -1,4 +1,4 @@
-"""The commands, in the order of the help page. A command's module is imported only when it is given."""
+"""The commands, in the order of the help page. A command's module is imported only when it is used."""
 
 from __future__ import annotations
 
@@ -32,22 +32,20 @@ COMMANDS = {
         ),
         Command("tune", "search for hyperparameters on validation rows", "pfedme.cli.tune"),
         Command("data", "describe a federation", "pfedme.cli.data"),
-        Command(
-            "reproduce", "carry out the paper's experiments and judge its claims", "pfedme.cli.reproduce"
-        ),
+        Command("reproduce", "run the paper's experiments and judge its claims", "pfedme.cli.reproduce"),
         Command(
             "study", "measure what joining is worth, and how often the verdict is wrong", "pfedme.cli.study"
         ),
         Command("report", "put runs and comparisons on one HTML page", "pfedme.cli.report"),
         Command(
             "export",
-            "write a client's model, or the shared one, to a folder of its own",
+            "export a client's model, or the shared one, for prediction",
             "pfedme.cli.export",
         ),
         Command("predict", "predict the rows of a table with an exported model", "pfedme.cli.predict"),
-        Command("keys", "create the keys of a server and of clients on other machines", "pfedme.cli.keys"),
+        Command("keys", "create keys for a server and for clients on other machines", "pfedme.cli.keys"),
         Command("server", "train with clients on their own machines", "pfedme.cli.server"),
-        Command("client", "take part with a table that stays on this machine", "pfedme.cli.client"),
+        Command("client", "join a federation with a table that stays on this machine", "pfedme.cli.client"),
         Command("resume", "resume an interrupted run or comparison", "pfedme.cli.resume"),
     )
 }

@@ -1,4 +1,4 @@
-"""`pfedme report`: runs and comparisons on one page."""
+"""`pfedme report`: puts runs and comparisons on one page."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ examples:
 
 def parser() -> argparse.ArgumentParser:
     """The options of `pfedme report`."""
-    about = "Puts runs and comparisons on one HTML page that needs nothing else."
+    about = "Puts runs and comparisons on one self-contained HTML page."
     made = new_parser("report", about, EXAMPLES)
     made.add_argument(
         "folders", metavar="DIR", type=Path, nargs="+", help="the folder of a run or of a comparison"

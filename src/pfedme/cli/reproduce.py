@@ -1,4 +1,4 @@
-"""`pfedme reproduce`: the paper's experiments."""
+"""`pfedme reproduce`: runs the paper's experiments."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ finished runs are kept in OUT/runs and are not repeated; delete them to start ov
 
 def parser() -> argparse.ArgumentParser:
     """The options of `pfedme reproduce`."""
-    about = "Carries out the paper's experiments: tables, figures and verdicts."
+    about = "Runs the paper's experiments: tables, figures and verdicts."
     made = new_parser("reproduce", about, EXAMPLES)
     made.add_argument(
         "what", metavar="WHAT", nargs="+", help="table1, figure1 ... figure7, cost, theory, audit, all"
@@ -35,7 +35,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def carry_out(argv: list[str]) -> int:
-    """Carries the experiments out, and prints what they say about the paper's claims."""
+    """Runs the experiments and prints what they say about the paper's claims."""
     args = parsed(parser(), argv)
 
     from pfedme.cli.screen.bars import Bar

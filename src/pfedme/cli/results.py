@@ -1,4 +1,4 @@
-"""The results of runs and comparisons: printed, as JSON or for a person, once their page is written."""
+"""Prints the results of runs and comparisons, as JSON or for people, after writing their report."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def show_run(record: dict[str, Any], federation: Federation | None, out: Path, *, as_json: bool) -> int:
-    """Prints a finished run, and what it offers its clients and newcomers if that was asked for."""
+    """Prints a finished run and, if requested, the models that it offers its clients and newcomers."""
     report([out], out / NAME, force=True)
     document = {"out": str(out), "final": record["final"], "timing": record["timing"]}
     if not as_json:
@@ -43,7 +43,7 @@ def show_run(record: dict[str, Any], federation: Federation | None, out: Path, *
 
 
 def _offer_what_is_left(out: Path, *, members: bool, held_out: bool) -> Offer:
-    """Finds the models that a run's options ask for once it has finished."""
+    """Finds the models that the options of a finished run ask for."""
     with rest_is_done_by(["resume", str(out)]):
         finished = FinishedRun.open(out)
         with Steps() as steps:
@@ -61,7 +61,7 @@ def print_offered(offered: Offer, out: Path) -> None:
 
 
 def show_comparison(comparison: Comparison, out: Path, *, as_json: bool) -> int:
-    """Prints a finished comparison; the exit status says whether all of its runs have a result."""
+    """Prints a finished comparison; the exit status shows whether all of its runs have a result."""
     report([out], out / NAME, force=True)
     if as_json:
         verdict = {"verdict": comparison.verdict.to_json()} if comparison.verdict else {}

@@ -1,4 +1,4 @@
-"""`pfedme resume`: an interrupted run or comparison."""
+"""`pfedme resume`: resumes an interrupted run or comparison."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ examples:
 
 def parser() -> argparse.ArgumentParser:
     """The options of `pfedme resume`."""
-    about = "Resumes an interrupted run or comparison; the result is the same, bit for bit."
+    about = "Resumes an interrupted run or comparison. The result is bit for bit the same."
     made = new_parser("resume", about, EXAMPLES)
     made.add_argument("folder", metavar="DIR", type=Path, help="the folder that was given to --out")
     add_json(made)
@@ -24,7 +24,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def carry_out(argv: list[str]) -> int:
-    """Resumes what the folder holds, and prints the result."""
+    """Resumes the run or comparison in the folder and prints the result."""
     args = parsed(parser(), argv)
     if not args.folder.is_dir():
         raise InputError(f"There is no folder {args.folder}.")
@@ -51,7 +51,7 @@ def _comparison(folder: Path, *, as_json: bool) -> int:
 
 
 def _run(path: Path, *, as_json: bool) -> int:
-    """Resumes a run; of one that has finished, what was to follow it."""
+    """Resumes a run or, if it has finished, the steps that were to follow it."""
     from pfedme.cli.results import show_run
     from pfedme.cli.screen.bars import Bar
     from pfedme.personalization.afterwards import left_to_do, page_is_late

@@ -28,7 +28,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--personalize", metavar="HOW", help=PERSONALIZE)
     made.add_argument(
         "--holdout-clients", metavar="WHO",
-        help="share of the clients (0.2), or their names joined by commas, to keep out of training, to "
+        help="share of the clients (0.2), or their names separated by commas, to hold out of training, to "
         "see how newcomers fare",
     )  # fmt: skip
     add_hyperparameters(made)
@@ -36,7 +36,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def carry_out(argv: list[str]) -> int:
-    """Trains, and prints the result."""
+    """Trains and prints the result."""
     args = parsed(parser(), argv)
     run = _described(args)
     out = args.out or new_folder(run.algorithm.name)
@@ -57,7 +57,7 @@ def carry_out(argv: list[str]) -> int:
 
 
 def _described(args: argparse.Namespace) -> Run:
-    """The run that the command line describes, with what follows it."""
+    """The run that the command line describes, with the personalization that follows it."""
     (run,) = runs(args, [args.algorithm])
     later = None if args.holdout_clients is None else parse_held_out(args.holdout_clients)
     full = dataclasses.replace(run, holdout_clients=later, personalize=how(args.personalize or None))

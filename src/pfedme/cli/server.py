@@ -1,4 +1,4 @@
-"""`pfedme server`: training with clients on their own machines."""
+"""`pfedme server`: trains with clients on their own machines."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from pfedme.cli.training import (
 from pfedme.deploy.plan import OWN, PORT, Plan
 
 FORMER = {"max_norm_ratio": "--far", "max_attempts": "--tries", "join_timeout": "--wait"}
-"""Former names of options, which still work and are not shown."""
+"""Former names of options, which still work but are hidden."""
 EXAMPLES = """\
 examples:
   pfedme server --algorithm pfedme --lam 15 --rounds 50 --cohort 5 --min-clients 5 --keys keys --out runs/fed
-  pfedme server --resume runs/fed               after a stop, from the last round
-  pfedme server --insecure --min-clients 2      on this machine only, to try it"""
+  pfedme server --resume runs/fed               resumes from the last round
+  pfedme server --insecure --min-clients 2      a trial on this machine only"""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -48,15 +48,15 @@ def parser() -> argparse.ArgumentParser:
     add("--listen", metavar="HOST:PORT", help=f"address that clients connect to (0.0.0.0:{PORT})")
     add(
         "--resume", type=Path, metavar="DIR",
-        help="resume the run in this folder; only --listen, --json and the options of trust can be given too",
+        help="resume the run in this folder; only --listen, --json and the trust options can be given too",
     )  # fmt: skip
-    add_trust(made, "folder of the server's certificate and of clients' public keys, from 'pfedme keys'")
+    add_trust(made, "folder with the server's certificate and the clients' public keys, from 'pfedme keys'")
     add_hyperparameters(made)
     return made
 
 
 def _add_own(parser: Parser) -> None:
-    """Adds the options that only a server with clients elsewhere has."""
+    """Adds the options that only a server with remote clients has."""
     docs = help_of(Plan)
     for name in OWN:
         default = getattr(Plan, name)
@@ -70,7 +70,7 @@ def _add_own(parser: Parser) -> None:
 
 
 def carry_out(argv: list[str]) -> int:
-    """Trains, or resumes a training, and prints the result."""
+    """Trains, or resumes training, and prints the result."""
     made = parser()
     args = parsed(made, argv)
     need_flower("server")
@@ -92,7 +92,7 @@ def carry_out(argv: list[str]) -> int:
 
 
 def _show(record: dict[str, Any], out: Path, *, as_json: bool) -> None:
-    """Prints the result; without scores where no client has shared any."""
+    """Prints the result, without scores if no client has shared any."""
     from pfedme.cli.screen.runs import print_run
     from pfedme.deploy.serve import summary
 

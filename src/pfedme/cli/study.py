@@ -1,4 +1,4 @@
-"""`pfedme study`: what joining is worth, and how often the verdict is wrong."""
+"""`pfedme study`: measures what joining is worth, and how often the verdict is wrong."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ examples:
   pfedme study verdict --out docs               docs/results/verdict.md: how often the verdict is wrong"""
 ABOUT = {
     "gain": "Measures what joining is worth to clients, on a range of federations.",
-    "verdict": "Measures how often the verdict is wrong, on federations whose truth is known.",
+    "verdict": "Measures how often the verdict is wrong, on federations whose true gain is known.",
 }
 QUICK = {"gain": "a fifth of the rounds and steps, one seed", "verdict": "10 repetitions instead of 200"}
 
@@ -35,7 +35,7 @@ def parser(study: str = "gain") -> argparse.ArgumentParser:
 
 
 def carry_out(argv: list[str]) -> int:
-    """Carries out the study that is named."""
+    """Runs the named study."""
     if argv[:1] in (["-h"], ["--help"]):
         argv = ["gain", *argv]
     name = argv[0] if argv else ""

@@ -1,4 +1,4 @@
-"""What commands that train share: the options of a run and of every algorithm, and what they describe."""
+"""Shared by commands that train: the options of a run and of every algorithm, and the runs they describe."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from pfedme.errors import InputError
 from pfedme.runs.run import CHOICES, NUMBERS, Run
 
 JSON_ALONE = "print the result as JSON on standard output, and nothing else"
-OUT = "folder for the results; a new one below runs/ if not given"
-TRACK = "log the run to tensorboard or mlflow, with options after a colon; can be given several times"
+OUT = "folder for the results; if not given, a new one under runs/"
+TRACK = "log the run to tensorboard or mlflow, with options after a colon; can be repeated"
 
 
 def algorithm_names() -> str:
-    """The algorithms, for help."""
+    """The names of the algorithms, for the help text."""
     return ", ".join(ALGORITHMS)
 
 
 def add_recorded_training(parser: Parser) -> None:
-    """Adds the options of a training that is simulated and recorded."""
+    """Adds the options for a training run that is simulated and recorded."""
     add_simulation(parser)
     add_out(parser, OUT)
     add_record(parser, help_of(Run)["eval_every"])
@@ -48,14 +48,14 @@ def add_recorded_training(parser: Parser) -> None:
 
 
 def add_simulation(parser: Parser) -> None:
-    """Adds the options that say what is trained, on which rows and for how long."""
+    """Adds the options for what to train, on which rows and for how long."""
     docs = help_of(Run)
     add = parser.add_argument
     add_data(parser)
     add_model(parser)
     add(
         "--rounds", type=_rounds, metavar="N", default=0,
-        help="T: communication rounds, or auto: until the loss on validation rows has stopped falling (auto)",
+        help="T: communication rounds; auto trains until the loss on validation rows stops falling (auto)",
     )  # fmt: skip
     add("--budget", type=int, metavar="N", default=Run.budget, help=f"{docs['budget']} ({Run.budget})")
     add("--quarter-at", metavar="N-...", help=docs["quarter_at"])
@@ -71,21 +71,22 @@ def add_model(options: Options) -> None:
     others = "".join(f", {name}" for name in MODELS.others)
     options.add_argument(
         "--model", default="mlr",
-        help=f"mlr (softmax or ridge regression), dnn, or cnn for images{others}; or my_package:build, a "
-        "function of your own that takes the numbers of features and classes and returns a Model (mlr)",
+        help=f"mlr (softmax or ridge regression), dnn, or cnn for images{others}; or my_package:build, "
+        "your own function that takes the numbers of features and classes and returns a Model (mlr)",
     )  # fmt: skip
 
 
 def add_record(options: Options, eval_every: str) -> None:
-    """Adds the options of commands that leave a record of a run."""
+    """Adds the options of commands that record a run."""
     options.add_argument("--eval-every", type=int, metavar="N", help=eval_every)
-    options.add_argument("--force", action="store_true", help="overwrite what the folder holds")
+    options.add_argument("--force", action="store_true", help="overwrite the contents of the folder")
 
 
 def add_hyperparameters(parser: Parser) -> None:
     """Adds an option for every hyperparameter, with the algorithms that have it and their defaults.
 
-    This comes last: one that is called like another option has none, and is given as in NAME:field=value.
+    Call this last: a hyperparameter with the name of another option gets no option; set it with
+    NAME:field=value.
     """
     group = parser.add_argument_group("hyperparameters")
     taken = {action.dest for action in parser._actions}
@@ -99,7 +100,7 @@ def add_hyperparameters(parser: Parser) -> None:
 
 
 def _defaults(owners: Sequence[type[Algorithm]], name: str) -> str:
-    """The default of a hyperparameter; of each algorithm if they differ."""
+    """The default of a hyperparameter, or the default of each algorithm if they differ."""
     defaults = {cls.name: str(getattr(cls, name)) for cls in owners}
     if len(set(defaults.values())) == 1:
         return next(iter(defaults.values()))
@@ -111,17 +112,17 @@ def _rounds(text: str) -> int:
     if text == "auto":
         return 0
     if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"must be auto or a whole number from 1 on, not '{text}'")
+        raise argparse.ArgumentTypeError(f"must be auto or a positive whole number, not '{text}'")
     return int(text)
 
 
 def given_hyperparameters(args: argparse.Namespace) -> dict[str, str]:
-    """The hyperparameters that have options on the command line, as texts."""
+    """The hyperparameters given as options on the command line, as strings."""
     return {name: value for name in args.hyperparameters if (value := getattr(args, name)) is not None}
 
 
 def algorithms(args: argparse.Namespace, texts: Sequence[str]) -> list[Algorithm]:
-    """The algorithms that the command line describes; what one's own text gives comes before options."""
+    """The algorithms that the command line describes; NAME:field=value takes precedence over options."""
     given = given_hyperparameters(args)
     chosen = [parse(text, ALGORITHMS, "algorithm") for text in texts]
     _refuse_foreign(given, chosen)
@@ -139,8 +140,8 @@ def _refuse_foreign(given: dict[str, str], chosen: Sequence[Algorithm]) -> None:
     for name in given:
         if not any(name in field_types(type(algorithm)) for algorithm in chosen):
             raise InputError(
-                f"{flag(name)} is no option of {', '.join(a.name for a in chosen)}, whose hyperparameters "
-                f"are {', '.join(to_json(chosen[0]))}."
+                f"{flag(name)} is not an option of {', '.join(a.name for a in chosen)}, whose "
+                f"hyperparameters are {', '.join(to_json(chosen[0]))}."
             )
 
 
@@ -170,7 +171,7 @@ def _quarters(text: str | None) -> tuple[int, ...]:
 
 
 def new_folder(name: str) -> Path:
-    """A folder below runs/ that does not exist, named by the time."""
+    """A folder under runs/ that does not exist yet, named after the current time."""
     name = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     folders = (Path("runs") / (name if k == 1 else f"{name}-{k}") for k in itertools.count(1))
     return next(folder for folder in folders if not folder.exists())

@@ -1,4 +1,4 @@
-"""`pfedme tune`: a search for an algorithm's hyperparameters."""
+"""`pfedme tune`: searches for an algorithm's hyperparameters."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from pfedme.tuning.tune import Tuning
 
 EXAMPLES = """\
-hyperparameters that are given are fixed, and the others are searched; the same command resumes a search
-that was stopped, or adds trials to it; test rows are never read
+hyperparameters that are given are fixed, and the others are searched; run the same command again to
+resume a search that was stopped, or with a larger --trials to extend it; test rows are never read
 
 examples:
   pfedme tune pfedme --data synthetic --rounds 200 --cohort 10 --trials 30 --out runs/tuned
@@ -57,7 +57,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def carry_out(argv: list[str]) -> int:
-    """Searches, and prints the best trials."""
+    """Searches and prints the best trials."""
     args = parsed(parser(), argv)
     Search, tune = searching()
     if args.trials is not None and args.trials < 1:
@@ -85,7 +85,7 @@ def carry_out(argv: list[str]) -> int:
 
 
 def _as_json(tuning: Tuning, out: Path) -> str:
-    """The best settings and all trials, whose scores have the metric's name."""
+    """The best settings and all trials, with scores named after the metric."""
     best, key = tuning.best[0], tuning.measure.key
     trials = [dataclasses.asdict(trial) for trial in tuning.trials]
     return json.dumps({

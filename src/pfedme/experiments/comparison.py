@@ -17,7 +17,7 @@ SEEDS = 3
 VERSIONS: tuple[Version, ...] = ("released", "written")
 
 RIVALS = (("pfedme", "global"), ("per-fedavg", "personal"), ("fedavg", "global"))
-"""What the paper compares pFedMe's personal models with."""
+"""The models with which the paper compares pFedMe's personal models."""
 
 LINES = (
     ("pfedme", "personal"), ("pfedme", "global"), ("per-fedavg", "personal"), ("fedavg", "global"),
@@ -50,7 +50,7 @@ class Comparison:
         ]
 
     def write(self, study: Study, scale: Scale) -> list[Finding]:
-        """The figure, a page with the gaps, and what they say."""
+        """Writes the figure and a page with the gaps, and returns what they show."""
         seeds = scale.seeds_of(SEEDS)
         for version in VERSIONS:
             columns = {
@@ -88,7 +88,7 @@ class Comparison:
         found = [
             Finding(
                 f"Figure {self.number}: {self.data} with equal settings",
-                "With equal settings pFedMe's personal models are more accurate than its global model, "
+                "With equal settings, pFedMe's personal models are more accurate than its global model, "
                 f"Per-FedAvg and FedAvg: by {said['mlr']} points with MLR and by {said['dnn']} with DNN.",
                 f"Both versions (results/figure{self.number}.md and .png); the gap is paired by seed.",
                 "; ".join(numbers) + ".",
@@ -101,7 +101,7 @@ class Comparison:
         return found
 
     def _losses(self, study: Study, scale: Scale) -> Finding:
-        """Whether pFedMe's personal models have the smallest training loss, and its global one trails."""
+        """Checks whether pFedMe's personal models have the smallest training loss and its global one lags."""
         checks, numbers = {}, []
         for version in VERSIONS:
             for model in scale.kinds(self.data):
@@ -123,7 +123,7 @@ class Comparison:
                 )
         return Finding(
             "Figure 7: training loss, and the global model",
-            "On Synthetic with equal settings pFedMe's global model does worse than the others while its "
+            "On Synthetic with equal settings, pFedMe's global model does worse than the others, while its "
             "personal models have the smallest training loss.",
             "The runs of figure 7.",
             "; ".join(numbers) + ".",
@@ -132,7 +132,7 @@ class Comparison:
         )
 
     def histories(self, study: Study, scale: Scale, model: str, version: Version, name: str) -> list:
-        """What was evaluated of an algorithm, one list a seed that did not diverge."""
+        """The evaluations of an algorithm, one list for each seed that did not diverge."""
         return [r["history"] for r in study.records(self.wish(scale, model, version, name)) if r["final"]]
 
 
@@ -143,7 +143,7 @@ COMPARISONS = {
 
 
 def write_cost(study: Study, scale: Scale) -> Finding:
-    """cost.csv, cost.md and cost.png: figures 6 and 7 as written, at equal gradients and equal bytes."""
+    """Writes cost.csv, cost.md and cost.png: figures 6 and 7 as written, at equal gradients and bytes."""
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow(
@@ -196,17 +196,17 @@ def write_cost(study: Study, scale: Scale) -> Finding:
     study.write("cost.png", panels(columns, "gradients of a client", ("accuracy",)), seeds)
     page = (
         "# At equal cost\n\nTest accuracy in percent in the runs of figures 6 and 7, as written: when a "
-        "client has computed as many mini-batch gradients as FedAvg's does in all its rounds, and when as "
-        "many bytes have been sent, which is after the same number of rounds for all. A round costs a client "
-        "R gradients in FedAvg, 4 R in Per-FedAvg (a Hessian-vector product is two), R K in pFedMe.\n\n"
+        "client has computed as many mini-batch gradients as in all rounds of FedAvg, and when as many bytes "
+        "have been sent, which is after the same number of rounds for all. A round costs a client R "
+        "gradients in FedAvg, 4 R in Per-FedAvg (a Hessian-vector product counts as two), R K in pFedMe.\n\n"
     )
     header = ["", "model", "equal gradients", "equal bytes"]
     study.write("cost.md", page + markdown(header, lines) + study.footer(seeds), seeds)
     return Finding(
         "Cheaper and faster than Per-FedAvg",
         "pFedMe converges faster and computes less than Per-FedAvg, because it needs no Hessian.",
-        "The runs of figures 6 and 7, as written, when a client has computed equally many mini-batch "
-        "gradients (results/cost.md); FedAvg's local model is put beside them.",
+        "The runs of figures 6 and 7, as written, when a client has computed the same number of mini-batch "
+        "gradients (results/cost.md); FedAvg's local model is included.",
         "; ".join(f"{cell} {name}: {equal}" for cell, name, equal, _ in lines) + ".",
         judge(checks),
         failing(checks),

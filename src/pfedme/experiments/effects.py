@@ -30,16 +30,16 @@ class Effect:
     number: int
     symbol: str
     values: Mapping[str, Mapping[str, Any]]
-    """What each line is called, and the fields in which it differs from BASE."""
+    """The name of each line, and the fields in which it differs from BASE."""
     statement: str
     checks: Callable[[Speeds], dict[str, bool]]
     quick: tuple[str, ...] = ()
     """The lines of the quick version; all if empty."""
     remark: str = ""
-    """What else is to be said of it."""
+    """A further remark."""
 
     def seeds(self, scale: Scale) -> int:
-        """Repetitions of each line; one in a quick version, whose time goes into these runs."""
+        """Repetitions of each line; one in the quick version, because these runs take most of its time."""
         return SEEDS if scale.divide == 1 else 1
 
     def labels(self, scale: Scale) -> list[str]:
@@ -49,7 +49,7 @@ class Effect:
     def wish(self, scale: Scale, model: str, label: str) -> PlannedRun:
         """The run behind a line."""
         algorithm = dataclasses.replace(BASE, **self.values[label])
-        rounds = max(4, scale.rounds("mnist") // 2)  # by when the curves have become flat
+        rounds = max(4, scale.rounds("mnist") // 2)  # the curves are flat by then
         run = run_of(scale, "mnist", model, algorithm, "written", rounds=rounds, evaluations=20)
         return PlannedRun(run, self.seeds(scale), train_loss=True)
 
@@ -60,7 +60,7 @@ class Effect:
         ]
 
     def write(self, study: Study, scale: Scale) -> Finding:
-        """The figure as a PNG, and what it says."""
+        """Writes the figure as a PNG, and returns what it shows."""
         columns: dict[str, list[Curve]] = {}
         speeds: dict[tuple[str, str, str], float] = {}
         numbers = []
@@ -128,7 +128,7 @@ def _known(speeds: Speeds, model: str, kind: str, label: str) -> float:
 
 
 def _effect_of_K(speeds: Speeds) -> dict[str, bool]:
-    """K = 5 is better than 1, and 7 or 20 are no better than 5 by more than 0.2 points."""
+    """K = 5 is better than 1, and 7 or 20 are at most 0.2 points better than 5."""
     checks = {}
     for model, kind in _lines(speeds):
         five = _known(speeds, model, kind, "K = 5")
@@ -166,7 +166,7 @@ def _effect_of_lam(speeds: Speeds) -> dict[str, bool]:
 
 
 def _effect_of_beta(speeds: Speeds) -> dict[str, bool]:
-    """Larger is faster, the global model above all; with β = 4 a smaller η does better."""
+    """Larger is faster, especially for the global model; with β = 4 a smaller η does better."""
     rising = {f"{k}: 2 faster than 1": v for k, v in _rises(speeds, ("β = 1", "β = 2"), slack=0.0).items()}
     gains = {
         f"{model}: the global model gains most": _known(speeds, model, "global", "β = 2")
@@ -200,8 +200,8 @@ EFFECTS: dict[str, Effect] = {
             "Three to five inner steps K are enough; seven are no better.",
             _effect_of_K,
             ("K = 1", "K = 5", "K = 20"),
-            " With K = 20 the runs break down: the inner step of 0.09 is above 2/(L + λ), L being about 100, "
-            "and more of its steps lead further astray.",
+            " With K = 20 the runs break down: the inner step of 0.09 is above 2/(L + λ), where L is about "
+            "100, so more of these steps lead further astray.",
         ),
         Effect(
             3,
@@ -225,7 +225,7 @@ EFFECTS: dict[str, Effect] = {
                 **{f"β = {v}": {"beta": float(v)} for v in (1, 2, 4)},
                 "β = 4, η = 0.003": {"beta": 4.0, "eta": 0.003},
             },
-            "A larger β converges faster, the global model above all; a large one needs a smaller η.",
+            "A larger β converges faster, especially for the global model; a large one needs a smaller η.",
             _effect_of_beta,
         ),
     )

@@ -10,7 +10,7 @@ Verdict = Literal["holds", "holds in part", "does not hold", "not visible"]
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """A claim in our words, how it was put to the test, and what came out."""
+    """A claim in our words, how it was tested, and the outcome."""
 
     claim: str
     statement: str
@@ -21,7 +21,7 @@ class Finding:
 
 
 def judge(checks: dict[str, bool]) -> Verdict:
-    """The verdict on a claim of several parts.
+    """The verdict on a claim with several parts.
 
     >>> judge({"MLR": True, "DNN": False})
     'holds in part'
@@ -32,6 +32,6 @@ def judge(checks: dict[str, bool]) -> Verdict:
 
 
 def failing(checks: dict[str, bool]) -> str:
-    """Which parts do not hold, as a sentence."""
+    """A sentence that says which parts do not hold."""
     wrong = [name for name, right in checks.items() if not right]
-    return f"It fails for {', '.join(wrong)}." if wrong else "It holds in every part that was tried."
+    return f"It fails for {', '.join(wrong)}." if wrong else "It holds in every part that was tested."

@@ -1,4 +1,4 @@
-"""What joining is worth to a client: a range of federations from alike to unlike, with few rows and many."""
+"""What joining is worth to a client, on federations from similar to dissimilar, with few and many rows."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from pfedme.report.tables import newcomer_sentence
 from pfedme.runs.run import Run
 
 LAM = 15.0
-"""The λ that is given to pFedMe, the paper's."""
+"""The λ given to pFedMe, which is the paper's."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,10 +53,10 @@ class Setting:
     lam_step: float = 0.01
     """pFedMe's inner step, which must be below 2/(L + λ)."""
     newcomers: bool = False
-    """Whether a fifth of the clients is held out once more, to see how newcomers fare."""
+    """Whether to train again with a fifth of the clients held out, to see how newcomers fare."""
 
     def run(self, seed: int, *, scale: Scale, pfedme: bool = False, newcomers: bool = False) -> Run:
-        """The training of the shared model: by FedAvg, or by pFedMe for its own personal models."""
+        """The run that trains the shared model: with FedAvg, or with pFedMe for its own personal models."""
         algorithm = (
             PFedMe(lam=LAM, alpha=self.lam_step, eta=0.01)
             if pfedme
@@ -81,7 +81,7 @@ class Scale:
     tiny: bool = False
 
     def data(self, text: str) -> str:
-        """The federation, or a tiny one in its place."""
+        """The federation, or a tiny one instead."""
         return "synthetic:clients=6,rows=24,features=4,classes=3,seed={seed}" if self.tiny else text
 
     def how(self, how: Personalize) -> Personalize:
@@ -94,7 +94,7 @@ FULL, QUICK, TINY = Scale(), Scale(seeds=1, divide=5), Scale(seeds=2, divide=50,
 
 def _dirichlet(alpha: float, rows: int, *, newcomers: bool = False) -> Setting:
     size = {50: "few", 100: "some", 400: "many"}[rows]
-    clients = 50 if alpha > 0.1 else 30  # of more, some would have a handful of images
+    clients = 50 if alpha > 0.1 else 30  # with more, some would have only a handful of images
     return Setting(
         f"mnist-{alpha:g}-{size}",
         f"mnist:partition=dirichlet,alpha={alpha:g},clients={clients},cap={2 * rows},train=0.5,seed={{seed}}",
@@ -111,7 +111,7 @@ SETTINGS: tuple[Setting, ...] = (
         Setting(
             f"mnist-rotated-{size}",
             f"mnist:partition=rotated,clients=60,cap={2 * rows},train=0.5,seed={{seed}}",
-            f"MNIST turned by four angles, {rows} training rows",
+            f"MNIST rotated by four angles, {rows} training rows",
             newcomers=size == "many",
         )
         for size, rows in (("few", 50), ("some", 100), ("many", 400))
@@ -119,7 +119,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "mnist-two-labels",
         "mnist",
-        "the paper's MNIST, two labels a client",
+        "the paper's MNIST, two labels per client",
         rounds=200,
     ),
     Setting(
@@ -139,7 +139,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "synthetic-iid",
         "synthetic:iid=true,rows=200,train=0.5,seed={seed}",
-        "Synthetic with equal clients, 100 training rows",
+        "Synthetic with identically distributed clients, 100 training rows",
         newcomers=True,
     ),
     Setting(
@@ -149,14 +149,14 @@ SETTINGS: tuple[Setting, ...] = (
         newcomers=True,
     ),
 )
-"""From alike to unlike within each family."""
+"""From similar to dissimilar clients within each family."""
 
 Unit = dict[str, Any]
-"""What one federation with one seed has shown; JSON."""
+"""The results of one federation with one seed, as JSON values."""
 
 
 def measure(setting: Setting, seed: int, scale: Scale) -> Unit:
-    """All methods on one federation with one seed."""
+    """Runs all methods on one federation with one seed."""
     how = scale.how(setting.how)
     finished = FinishedRun.trained(setting.run(seed, scale=scale))
     federation = finished.simulation.federation
@@ -179,7 +179,7 @@ def measure(setting: Setting, seed: int, scale: Scale) -> Unit:
 
 
 def _algorithm_one(run: Run) -> np.ndarray:
-    """Whether the personal models of Algorithm 1, with its own w and λ, are right about each test row."""
+    """Whether the personal models of Algorithm 1, with its own w and λ, predict each test row correctly."""
     finished = FinishedRun.trained(run)
     s = finished.simulation
     models, _ = s.answer(State(run.rounds, finished.w, s.start().clients))
@@ -190,7 +190,7 @@ def _algorithm_one(run: Run) -> np.ndarray:
 
 
 def study_gain(study: Study, scale: Scale, watch: Watch = lambda *_: None) -> list[Row]:
-    """Carries out what has not been recorded yet, and writes the table, the pictures and the page."""
+    """Carries out whatever is not recorded yet, and writes the table, the figures and the page."""
     plan = [(setting, seed) for setting in SETTINGS for seed in range(scale.seeds)]
     units: dict[str, list[Unit]] = {}
     for k, (setting, seed) in enumerate(plan):
@@ -209,7 +209,7 @@ def study_gain(study: Study, scale: Scale, watch: Watch = lambda *_: None) -> li
 
 
 def _recorded(study: Study, setting: Setting, seed: int, scale: Scale) -> Unit:
-    """A unit of the study, measured once and kept under a name that is made of all that determines it."""
+    """A unit of the study, measured once and kept under a name made of everything that determines it."""
     run = setting.run(seed, scale=scale)
     other = setting.run(seed, scale=scale, pfedme=True)
     rows = NEWCOMER_ROWS if setting.newcomers else ()
@@ -221,7 +221,7 @@ def _recorded(study: Study, setting: Setting, seed: int, scale: Scale) -> Unit:
         try:
             return json.loads(path.read_text())
         except ValueError:
-            path.unlink()  # it was damaged, and is measured again
+            path.unlink()  # damaged; it is measured again
     unit = measure(setting, seed, scale)
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -231,7 +231,7 @@ def _recorded(study: Study, setting: Setting, seed: int, scale: Scale) -> Unit:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A federation's line in the table: means over seeds, in percent and points."""
+    """A federation's row in the table: means over seeds, in percent and points."""
 
     setting: Setting
     mean: dict[str, float]
@@ -242,7 +242,7 @@ class Row:
 
     @classmethod
     def of(cls, setting: Setting, units: Sequence[Unit]) -> Row:
-        """The line from one unit a seed."""
+        """The row from one unit per seed."""
 
         def values(name: str, measure: str) -> list[float]:
             return [100 * unit["methods"][name][measure] for unit in units]
@@ -271,12 +271,13 @@ class Row:
 
     @property
     def behind(self) -> float:
-        """How far the recommended models are below it, in points."""
+        """How far the recommended models are below the best single method, in points."""
         return self.mean[self.best] - self.mean["recommended"]
 
     @property
     def pays(self) -> bool:
-        """Whether they beat both alone and global by two points, in the mean and in the worst tenth."""
+        """Whether the recommended models beat alone and global by two points, on average and in the worst
+        tenth."""
         return all(
             table["recommended"] >= table[name] + 2
             for table in (self.mean, self.worst)
@@ -285,7 +286,7 @@ class Row:
 
 
 def _csv(units: dict[str, list[Unit]]) -> str:
-    """federation, method, seed, mean, worst_decile, harmed; fractions."""
+    """The columns federation, method, seed, mean, worst_decile, harmed, as fractions."""
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow(["federation", "method", "seed", "mean", "worst_decile", "harmed"])
@@ -326,14 +327,14 @@ def _mean_levels(units: Sequence[Unit]) -> list[Level]:
 
 
 def _mean_gain(gains: Sequence[dict[str, float]]) -> dict[str, float]:
-    """The mean of gains in federations that have nothing to do with each other, with its interval."""
+    """The mean of gains in independent federations, with its interval."""
     mean = float(np.mean([gain["mean"] for gain in gains]))
     half = float(np.linalg.norm([gain["high"] - gain["mean"] for gain in gains])) / len(gains)
     return Interval(mean, mean - half, mean + half)._asdict()
 
 
 def page(rows: Sequence[Row], curves: dict[str, list[Level]], units: dict[str, list[Unit]]) -> str:
-    """docs/gain.md: when personalized federation pays, when not, and how to tell."""
+    """The content of docs/gain.md: when personalized federation pays, when not, and how to tell."""
     methods = ("alone", "global", "fine-tuned", "pfedme", "own-lambda", "recommended")
     table = markdown(
         ["federation", *methods, "over alone", "over global", "worst tenth: alone, global, recommended",
@@ -353,7 +354,7 @@ def page(rows: Sequence[Row], curves: dict[str, list[Level]], units: dict[str, l
     most_harmed = max(rows, key=lambda row: row.harmed)
 
     def listed(some: Sequence[Row], show: Callable[[Row], str]) -> str:
-        return "; ".join(f"{row.setting.about} ({show(row)})" for row in some) or "none of those tried"
+        return "; ".join(f"{row.setting.about} ({show(row)})" for row in some) or "none of them"
 
     few, many = by_name["mnist-0.3-few"], by_name["mnist-0.3-many"]
     newcomers = "\n".join(
@@ -365,47 +366,47 @@ def page(rows: Sequence[Row], curves: dict[str, list[Level]], units: dict[str, l
     return f"""\
 # When does joining pay?
 
-A client that joins a federation can end up with one of several models: the shared one as it is, the shared
-one fine-tuned on its own rows, a personal one near the shared one (how near is its λ), or, if joining gives
-it nothing, the model it would have had alone. This page measures what each is worth on {len(rows)}
-federations, from clients that are alike to clients that have nothing in common, with few rows and many.
-*Recommended* is the model that each client chooses for itself on rows it has kept apart
+A client that joins a federation can end up with one of several models: the unchanged shared model, the shared
+model fine-tuned on its own rows, a personal model near the shared one (λ sets how near), or, if joining does
+not help, the model it would have had alone. This page measures what each is worth on {len(rows)}
+federations, from similar clients to clients that have nothing in common, with few and many rows.
+*Recommended* is the model that each client chooses for itself on rows that it has held out
 (`--personalize auto`); test rows are read once, after all choices. Numbers are percent of a client's test
 rows, means over clients and {rows[0].over_alone.seeds} seeds, with 95 % intervals over seeds.
 
 {table}
 *fine-tuned* is the end of the path from the shared model (FedAvg's), λ = 0; *pfedme* is Algorithm 1 with
-λ = {LAM:g} for all; *own-lambda* is what each client would choose if alone were no choice. *Harmed* are
-clients that the recommended model leaves more than a point below alone, beyond their own 95 % interval. A
-client has at most the number of training rows that is named. *Alone* has the rounds and the l2 that are best
-on validation rows. The data of the paper's two federations are the same for all seeds; the others are drawn
-anew.
+λ = {LAM:g} for all; *own-lambda* is what each client would choose if alone were not an option. *Harmed* is
+the share of clients that the recommended model leaves more than a point below alone, beyond their own 95 %
+interval. A client has at most the stated number of training rows. *Alone* uses the number of rounds and the
+l2 that are best on validation rows. The data of the paper's two federations is the same for all seeds; the
+other federations are drawn again for each seed.
 
 ![What each client gains over alone and over the global model, and the λ it chose](results/gain.png)
 
 ## When it pays
 
-- It pays most where clients have a task in common and too few rows for it. The recommended models beat both
-  alone and the global model by two points or more, in the mean and in the worst tenth of the clients, on
+- It pays most if clients have a task in common and too few rows for it. The recommended models beat both
+  alone and the global model by two points or more, on average and in the worst tenth of the clients, on
   {len(pays)} of {len(rows)} federations: {listed(pays, _gains)}.
-- More rows make it pay less. On MNIST with Dirichlet(0.3), joining is worth {few.over_alone.mean:.1f} points
+- With more rows it pays less. On MNIST with Dirichlet(0.3), joining is worth {few.over_alone.mean:.1f} points
   with 50 training rows and {many.over_alone.mean:.1f} with 400.
 
 ## When it does not
 
-- Where each client has a task of its own and enough rows for it, joining gives nothing: the recommended
-  models are within a point of alone on {listed(nothing, lambda r: f"{r.over_alone.mean:+.1f}")}.
-- Where clients are alike, personalization gives nothing, and the global model is as good: within a point on
+- If each client has its own task and enough rows for it, joining gains nothing: the recommended models are
+  within a point of alone on {listed(nothing, lambda r: f"{r.over_alone.mean:+.1f}")}.
+- If clients are similar, personalization gains nothing, and the global model is as good: within a point on
   {listed(level, lambda r: f"{r.over_global.mean:+.1f}")}.
-- Choosing costs little. Against the best single method in hindsight, the recommended models lose
-  {furthest.behind:.1f} points at most ({furthest.setting.about}, where {furthest.best} is best), and
-  {most_harmed.harmed:.1f} % of clients are harmed at most ({most_harmed.setting.about}).
-- Clients who are better off alone find out: {", ".join(lonely)}.
+- Choosing costs little. Compared with the best single method in hindsight, the recommended models lose at
+  most {furthest.behind:.1f} points ({furthest.setting.about}, where {furthest.best} is best), and at most
+  {most_harmed.harmed:.1f} % of clients are harmed ({most_harmed.setting.about}).
+- Clients that are better off alone find out: {", ".join(lonely)}.
 
-## Clients that come later
+## Clients that join later
 
-A newcomer gets its model from the shared one and its own rows alone. Accuracy against the number of those
-rows, recommended beside alone:
+A newcomer gets its model only from the shared model and its own rows. Accuracy against the number of those
+rows, for the recommended model and for training alone:
 
 ![Accuracy of newcomers against the number of their rows](results/newcomers.png)
 
@@ -415,9 +416,10 @@ rows, recommended beside alone:
 
 1. `pfedme run fedavg --data … --personalize auto` prints the table above for your clients, and writes what
    each should use and what it gains, with an interval, to `personalized.csv`.
-2. If *recommended* is above *alone* by more than its interval, joining pays; if it is level with *alone* for
-   nearly all clients, it does not; if *global* is level with *recommended*, you need no personal models.
-3. A client with few rows and large intervals should follow its validation rows and not its test rows: that is
+2. If *recommended* is above *alone* by more than its interval, joining pays; if it is about the same as
+   *alone* for nearly all clients, it does not; if *global* is about the same as *recommended*, you do not
+   need personal models.
+3. A client with few rows and large intervals should follow its validation rows, not its test rows: that is
    what `choice` in `personalized.csv` does.
 """
 
@@ -434,5 +436,5 @@ def _newcomers(levels: Sequence[Level]) -> str:
     means = [(v.rows, *(100 * v.methods[m]["mean"] for m in ("recommended", "alone"))) for v in levels]
     shown = ", ".join(f"{rows} rows {mine:.1f} (alone {alone:.1f})" for rows, mine, alone in means)
     fewest = min(v.clients for v in levels)
-    told = f"{levels[0].clients} newcomers, {fewest} of them with the most rows"
+    told = f"{levels[0].clients} newcomers, of which {fewest} have the most rows"
     return f"{shown}; {told}. {newcomer_sentence(levels)}"

@@ -1,4 +1,4 @@
-"""The paper's settings and printed results: which runs an experiment consists of."""
+"""The paper's settings and printed results, and the runs that they describe."""
 
 from __future__ import annotations
 
@@ -77,13 +77,13 @@ class Scale:
     """How much of an experiment is carried out."""
 
     divide: int = 1
-    """Rounds are the paper's divided by this."""
+    """The paper's numbers of rounds are divided by this."""
     seeds: int = 10
-    """The most seeds; some experiments take fewer."""
+    """Maximum number of seeds; some experiments use fewer."""
     evaluations: int = 40
-    """The most evaluations of a run, which take longer than a tenth of the rounds does."""
+    """Maximum number of evaluations of a run; they take longer than a tenth of the rounds."""
     tiny: bool = False
-    """Random data of a few rows in place of the paper's, to see that an experiment runs at all."""
+    """Uses a few random rows instead of the paper's data, to check that an experiment runs at all."""
 
     def rounds(self, data: Data) -> int:
         """T."""
@@ -91,20 +91,20 @@ class Scale:
 
     @property
     def cells(self) -> tuple[tuple[Data, Kind], ...]:
-        """The data and models that are tried."""
+        """The data and models to run."""
         return (CELLS[0], CELLS[3]) if self.tiny else CELLS
 
     @property
     def stepwise(self) -> tuple[tuple[Data, Kind], ...]:
-        """Those on which differences are tried one at a time: each is a program to compile."""
+        """The cells on which differences are tested one at a time; each is a program to compile."""
         return self.cells if self.divide == 1 or self.tiny else (CELLS[0], CELLS[2])
 
     def kinds(self, data: Data) -> list[Kind]:
-        """The models that are tried on the data."""
+        """The models to run on the data."""
         return [kind for own, kind in self.cells if own == data]
 
     def seeds_of(self, wanted: int) -> int:
-        """The seeds of an experiment that would take `wanted`."""
+        """The number of seeds of an experiment that asks for `wanted`."""
         return min(wanted, self.seeds)
 
 
@@ -133,7 +133,7 @@ def algorithms(tuned: Tuned, version: Version, *, beta: float = 2.0) -> dict[str
 
 
 def baselines(tuned: Tuned) -> dict[str, Algorithm]:
-    """What the paper leaves out: each client alone, and FedAvg fine-tuned."""
+    """The baselines that the paper leaves out: each client alone, and FedAvg fine-tuned."""
     return {
         "alone": Alone(eta=tuned.fedavg, l2="model"),
         "fedavg-ft": FedAvgFT(eta=tuned.fedavg, aggregation="uniform"),
@@ -143,8 +143,8 @@ def baselines(tuned: Tuned) -> dict[str, Algorithm]:
 def model_of(kind: Kind, algorithm: Algorithm, version: Version) -> MLR | DNN:
     """The model with the weight decay that the version gives this algorithm.
 
-    As written, softmax regression is regularised whoever trains it. As released, the decay is in pFedMe's
-    inner step alone, for both models.
+    As written, softmax regression is regularised in every algorithm. As released, the decay is only in
+    pFedMe's inner step, for both models.
     """
     if version == "released":
         decay = DECAY if isinstance(algorithm, PFedMe) else 0.0
@@ -163,7 +163,7 @@ def run_of(
     evaluations: int = 40,
     rounds: int | None = None,
 ) -> Run:
-    """One run of a cell, evaluated so many times; the paper's number of rounds unless another is given."""
+    """One run of a cell, evaluated so many times; with the paper's number of rounds by default."""
     rounds = rounds or scale.rounds(data)
     evaluations = min(evaluations, scale.evaluations)
     return Run(

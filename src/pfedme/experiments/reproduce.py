@@ -22,7 +22,7 @@ from pfedme.training.compare import Watch
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-    """What must be run, and what is written of it."""
+    """The runs that an experiment needs, and the function that writes its results."""
 
     wishes: Callable[[Scale], Sequence[PlannedRun]]
     write: Callable[[Study, Scale], Sequence[Finding]]
@@ -33,7 +33,7 @@ def _cost_wishes(scale: Scale) -> list[PlannedRun]:
 
 
 def _theory(study: Study, scale: Scale) -> list[Finding]:
-    """theory.csv and theory.png: the theorems on federations whose constants are known."""
+    """Writes theory.csv and theory.png: the theorems on federations whose constants are known."""
     measured = theory.measure(quick=scale.divide > 1)
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
@@ -54,13 +54,13 @@ EXPERIMENTS: dict[str, Experiment] = {
     "cost": Experiment(_cost_wishes, lambda study, scale: [comparison.write_cost(study, scale)]),
     "theory": Experiment(lambda _: (), _theory),
 }
-"""Each by its name on the command line."""
+"""The experiments by their names on the command line."""
 
 KNOWN = (*EXPERIMENTS, "audit", "all")
 
 
 def expand(names: Sequence[str]) -> list[str]:
-    """The experiments that the names stand for: `all`, and `audit` which needs all."""
+    """The experiments that the names stand for, including `all`, and `audit`, which needs all."""
     for name in names:
         if name not in KNOWN:
             raise unknown("experiment", name, KNOWN)
@@ -77,7 +77,7 @@ def wishes(names: Sequence[str], scale: Scale) -> list[PlannedRun]:
 def reproduce(
     names: Sequence[str], scale: Scale, out: Path, command: str, watch: Watch = lambda *_: None
 ) -> list[Finding]:
-    """Carries out what has not been recorded yet, writes the results, and says what they show."""
+    """Carries out the runs that are not recorded yet, writes the results, and returns what they show."""
     study = Study(out, command)
     study.carry_out(wishes(names, scale), watch)
     findings: list[Finding] = []

@@ -1,4 +1,4 @@
-"""A plan of runs, carried out once each and kept: what experiments read their numbers from."""
+"""A plan of runs, each carried out once and kept, from which experiments read their numbers."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ class PlannedRun:
 
 
 class Study:
-    """A folder of results: `results/` for reading, `runs/` for what has been carried out already."""
+    """A folder of results: `results/` for readers, `runs/` for the runs that were carried out."""
 
     def __init__(self, out: Path, command: str) -> None:
         self.out, self.command = out, command
         self.results, self.runs = out / "results", out / "runs"
 
     def folder(self, wish: PlannedRun, run: Run) -> Folder:
-        """Where a run is kept: a name that is made of all that determines it."""
+        """The folder of a run; its name is made of everything that determines the run."""
         loss = "-loss" if wish.train_loss else ""
         return Folder(self.runs / f"{run.algorithm.name}-{run.digest()}{loss}")
 
     def plan(self, wishes: Sequence[PlannedRun]) -> dict[bool, list[tuple[str, Run, Path]]]:
-        """All runs, each once, sorted by their data; apart, those whose training loss is wanted."""
+        """All runs, each once, sorted by their data, and grouped by whether they need the training loss."""
         plan: dict[bool, dict[Path, tuple[str, Run, Path]]] = {True: {}, False: {}}
         for wish in wishes:
             for run in wish.seeded():
@@ -59,7 +59,7 @@ class Study:
         }
 
     def carry_out(self, wishes: Sequence[PlannedRun], watch: Watch = lambda *_: None) -> None:
-        """Runs what has not been run yet."""
+        """Carries out the runs that have not been carried out yet."""
         with writing(self.results):
             self.results.mkdir(parents=True, exist_ok=True)
         plan = self.plan(wishes)
@@ -76,15 +76,15 @@ class Study:
             first += len(jobs)
 
     def rounds(self, wishes: Sequence[PlannedRun]) -> int:
-        """The rounds of the whole plan."""
+        """The number of rounds of the whole plan."""
         return sum(run.rounds for jobs in self.plan(wishes).values() for _, run, _ in jobs)
 
     def records(self, wish: PlannedRun) -> list[dict[str, Any]]:
-        """The records of a run that was carried out, one a seed."""
+        """The records of a run that was carried out, one per seed."""
         return [self.folder(wish, run).read() for run in wish.seeded()]
 
     def values(self, wish: PlannedRun, kind: str, pick: Callable[[Sequence[float]], float]) -> list[float]:
-        """The accuracy in percent of one of a run's models, one a seed that did not diverge.
+        """The accuracy in percent of one of a run's models, one value for each seed that did not diverge.
 
         `pick` chooses among the evaluated rounds.
         """
@@ -99,7 +99,7 @@ class Study:
         return Estimate.of(self.values(wish, kind, pick))
 
     def write(self, name: str, content: str | bytes, seeds: int) -> None:
-        """A result, with a note of the command, version, seeds and date that made it."""
+        """Writes a result, with a note of the command, version, seeds and date that produced it."""
         with writing(self.results):
             self.results.mkdir(parents=True, exist_ok=True)
             atomic_write(self.results / name, content)
@@ -108,20 +108,20 @@ class Study:
             atomic_write(self.results / "provenance.json", json.dumps(notes, indent=1, sort_keys=True) + "\n")
 
     def read(self, name: str, nothing: Any) -> Any:
-        """A JSON document among the results, or `nothing` of the same kind."""
+        """A JSON document among the results, or `nothing`, which has the same type."""
         path = self.results / name
         if not path.exists():
             return nothing
         try:
             document = json.loads(path.read_text())
             if type(document) is not type(nothing):
-                raise TypeError("it is not what it should be")
+                raise TypeError("its content has the wrong type")
         except (OSError, ValueError, TypeError) as error:
             raise InputError(f"{path} cannot be read ({error}); delete it and run this again.") from None
         return document
 
     def provenance(self, seeds: int) -> dict[str, Any]:
-        """What made a result."""
+        """The command, version, seeds and date of a result."""
         date = time.strftime("%Y-%m-%d", time.gmtime())
         return {"command": self.command, "version": __version__, "seeds": seeds, "date": date}
 
@@ -151,7 +151,7 @@ class Estimate:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Estimate:
-        """The estimate from one value a seed.
+        """The estimate from one value per seed.
 
         >>> Estimate.of([1.0, 2.0, 3.0])
         Estimate(mean=2.0, ci95=2.484..., seeds=3)

@@ -28,7 +28,8 @@ from pfedme.report.tables import KINDS
 
 VERSIONS: tuple[Version, ...] = ("released", "written")
 ALONE_STEPS = 5000
-"""Steps of a client that trains alone; one that joins takes 4,000 on average on MNIST, 1,200 on Synthetic."""
+"""Steps of a client that trains alone; a client that joins takes 4,000 on average on MNIST, 1,200 on
+Synthetic."""
 STEP_SEEDS = 3
 """Seeds of the runs between the two versions."""
 
@@ -66,7 +67,7 @@ def wishes(scale: Scale) -> list[PlannedRun]:
 
 
 def larger_step(scale: Scale, data: Data, kind: Kind) -> PlannedRun:
-    """Per-FedAvg as released, with its steps as large as the personal ones: α̂ where the paper prints β̂."""
+    """Per-FedAvg as released, with steps as large as the personal ones: α̂ where the paper prints β̂."""
     run = cell_wishes(scale, data, kind, "released")["per-fedavg"].run
     algorithm = dataclasses.replace(run.algorithm, eta=TUNED[data, kind].per_fedavg[0])
     return PlannedRun(dataclasses.replace(run, algorithm=algorithm), scale.seeds_of(STEP_SEEDS))
@@ -78,10 +79,10 @@ def pick_of(version: Version) -> Callable[[Sequence[float]], float]:
 
 
 def printed(version: Version, data: Data, kind: Kind, algorithm: str, model: str) -> float | None:
-    """The paper's number to put beside a model's.
+    """The paper's number to compare a model's with.
 
-    What the released code prints as pFedMe's personalized model is the local one, so that as released the
-    number stands beside both.
+    What the released code prints as pFedMe's personalized model is the local one, so as released the number
+    is compared with both.
     """
     if version == "released" and (algorithm, model) == ("pfedme", "local"):
         model = "personal"
@@ -106,7 +107,7 @@ def estimates(study: Study, scale: Scale) -> Table:
 
 
 def write(study: Study, scale: Scale) -> list[Finding]:
-    """table1.csv, table1.md and differences.csv, differences.md; and what they say."""
+    """Writes table1.csv, table1.md, differences.csv and differences.md, and returns what they show."""
     table = estimates(study, scale)
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
@@ -123,7 +124,7 @@ def write(study: Study, scale: Scale) -> list[Finding]:
 
 
 def _steps_of_per_fedavg(study: Study, scale: Scale, table: Table) -> Finding:
-    """Whether Per-FedAvg's numbers come from the steps that are printed beside them."""
+    """Checks whether Per-FedAvg's numbers come from the step sizes that are printed next to them."""
     checks, larger, numbers = {}, [], []
     for data, kind in scale.cells:
         paper = PRINTED[data, kind, "per-fedavg", "personal"]
@@ -134,12 +135,14 @@ def _steps_of_per_fedavg(study: Study, scale: Scale, table: Table) -> Finding:
             larger.append(f"{data} {kind}")
         numbers.append(f"{data} {kind}: paper {paper:.2f}, with β̂ {mine}, with α̂ {other}")
     found = (
-        f" Steps as large as α̂ come within a point of the paper for {', '.join(larger)}." if larger else ""
+        f" With steps as large as α̂, the result is within a point of the paper for {', '.join(larger)}."
+        if larger
+        else ""
     )
     return Finding(
         "Table 1: the steps of Per-FedAvg",
-        "Per-FedAvg's numbers were made with a personal step α̂ and a step β̂ of the shared model, as printed.",
-        "Per-FedAvg as released with the printed β̂, and with α̂ in its place.",
+        "Per-FedAvg's numbers come from a personal step α̂ and a step β̂ of the shared model, as printed.",
+        "Per-FedAvg as released with the printed β̂, and with α̂ instead.",
         "; ".join(numbers) + ".",
         judge(checks),
         failing(checks) + found,
@@ -151,7 +154,7 @@ def _cells(table: Table) -> list[tuple[Data, Kind]]:
 
 
 def _page(table: Table) -> str:
-    """The table in Markdown, a part for each version."""
+    """The table in Markdown, with a part for each version."""
     said = {
         "released": "As released: overlapping MNIST, aggregation weighted by rows, weight decay in pFedMe's "
         "inner step only, batches cycled in a fixed order, Per-FedAvg adapted on test rows, and the best "
@@ -182,7 +185,7 @@ def _page(table: Table) -> str:
 
 
 def _findings(table: Table) -> list[Finding]:
-    """What the table says of the paper's claims about it."""
+    """What the table shows about the paper's claims."""
     cells = _cells(table)
 
     def mean(version: Version, cell: tuple[Data, Kind], name: str, model: str) -> float:
@@ -245,7 +248,7 @@ def _findings(table: Table) -> list[Finding]:
     return [
         Finding(
             "Table 1: the personalized model is best",
-            "With tuned settings pFedMe's personal models are more accurate than its global model, "
+            "With tuned settings, pFedMe's personal models are more accurate than its global model, "
             "Per-FedAvg and FedAvg, on both data sets with both models.",
             "Table 1 in both versions, the last round as written and the best as released.",
             f"As released, {all_levels('released')} As written, {all_levels('written')}",
@@ -254,50 +257,50 @@ def _findings(table: Table) -> list[Finding]:
         ),
         Finding(
             "Table 1, like with like",
-            "Left out of the paper: FedAvg's local model after its R steps has been adapted to the client as "
-            "pFedMe's personal one has, for a K-th of the gradients.",
-            "The two in the same runs, as written.",
+            "Left out of the paper: FedAvg's local model after its R steps is adapted to the client, just as "
+            "pFedMe's personal model is, with 1/K of the gradients.",
+            "Both models in the same runs, as written.",
             all_levels("written"),
             judge(like),
-            "The claim tested is that pFedMe's personal models are above FedAvg's local ones. "
+            "The claim tested is that pFedMe's personal models are more accurate than FedAvg's local ones. "
             + failing(like),
         ),
         Finding(
             "Table 1: the global model on Synthetic",
-            "On Synthetic pFedMe's global model beats FedAvg's, and nothing else.",
+            "On Synthetic, pFedMe's global model beats only FedAvg's.",
             "Table 1 as released.",
             "; ".join(level("released", cell) for cell in cells if cell[0] == "synthetic") + ".",
             judge(synthetic),
             failing(synthetic),
         ),
         Finding(
-            "Personalization beats FedAvg on unlike clients",
-            "Where clients' data differ, pFedMe and Per-FedAvg are more accurate than FedAvg.",
+            "Personalization beats FedAvg on heterogeneous clients",
+            "If clients' data differ, pFedMe and Per-FedAvg are more accurate than FedAvg.",
             "Personal models against FedAvg's global one, as written.",
             all_levels("written"),
             judge(personal),
-            failing(personal) + " FedAvg's local models, which are its adapted ones, are in the table too.",
+            failing(personal) + " FedAvg's local models, which are adapted to clients, are in the table too.",
         ),
         Finding(
             "Training alone generalises badly",
             "A client that trains without the others has too little data and generalises worse than with "
             "the federation.",
-            "`alone` beside pFedMe's personal models, as written.",
+            "`alone` compared with pFedMe's personal models, as written.",
             all_levels("written"),
             judge(joins),
             "The claim tested is that pFedMe's personal models beat training alone. "
             + failing(joins)
-            + " These federations give a client two labels, or a task of its own, and enough rows for it.",
+            + " In these federations a client has two labels, or its own task, and enough rows for it.",
         ),
     ]
 
 
 Step = tuple[str, PlannedRun, str, Callable[[Sequence[float]], float]]
-"""A name, the run, which of its models is evaluated, and in which round."""
+"""A name, the run, the model that is evaluated, and the function that picks the round."""
 
 
 def ladder(scale: Scale, data: Data, kind: Kind, name: str) -> list[Step]:
-    """From the number that the released code would print to the one that the paper describes."""
+    """The steps from the number that the released code would print to the one that the paper describes."""
     start = cell_wishes(scale, data, kind, "released")[name]
     end = cell_wishes(scale, data, kind, "written")[name].run
     seeds = scale.seeds_of(STEP_SEEDS)
@@ -322,7 +325,7 @@ def ladder(scale: Scale, data: Data, kind: Kind, name: str) -> list[Step]:
         steps.append(("θ_i evaluated, not w_i", start, adapted, last))
     if data == "mnist":
         disjoint = parse_data(data_text(scale, data, "written"))
-        steps.append(("no image with two clients", changed(data=disjoint), adapted, last))
+        steps.append(("no image shared by clients", changed(data=disjoint), adapted, last))
     steps.append(("uniform aggregation", changed(aggregation="uniform"), adapted, last))
     decay = model_of(kind, run.algorithm, "written")
     if decay != run.model:
@@ -336,7 +339,7 @@ def ladder(scale: Scale, data: Data, kind: Kind, name: str) -> list[Step]:
 
 
 def write_differences(study: Study, scale: Scale) -> Finding:
-    """differences.csv and differences.md: the accuracy after each step, and what the step changed."""
+    """Writes differences.csv and differences.md: the accuracy after each step, and what the step changed."""
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow(["data", "model", "algorithm", "step", "mean", "ci95", "change", "change_ci95", "seeds"])
@@ -361,8 +364,8 @@ def write_differences(study: Study, scale: Scale) -> Finding:
     page = (
         "# What each difference is worth\n\nFrom the number that the released code prints to the one that "
         "the paper's text describes, one change at a time, each kept for the next. Test accuracy in percent "
-        "(FedAvg: of the global model, otherwise of the personalized one), mean ± 95 % interval over seeds; "
-        "the change is paired by seed.\n\n"
+        "(for FedAvg of the global model, otherwise of the personalized one), mean ± 95 % interval over "
+        "seeds; the change is paired by seed.\n\n"
     )
     header = ["", "algorithm", "step", "accuracy", "change"]
     study.write("differences.md", page + markdown(header, lines) + study.footer(seeds), seeds)
@@ -370,7 +373,7 @@ def write_differences(study: Study, scale: Scale) -> Finding:
     checks = {step: abs(change) < 0.5 for step, change in largest.items()}
     return Finding(
         "The released code is the paper's algorithm",
-        "The published numbers were made by the algorithm and the data that the paper describes.",
+        "The published numbers come from the algorithm and the data that the paper describes.",
         "From as released to as written, one difference at a time (differences.md).",
         "The largest changes, in points: " + "; ".join(f"{step} {change:+.2f}" for step, change in top) + ".",
         judge(checks),

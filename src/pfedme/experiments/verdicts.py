@@ -1,4 +1,4 @@
-"""How often the verdict is wrong, and how often it sees a true gain, on federations whose truth is known."""
+"""How often the verdict is wrong, and how often it detects a true gain, if the true gain is known."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from pfedme.training.execute import execute
 from pfedme.training.execution import Result
 
 FIRST_SEED = 1000
-"""Of the repetitions; none below was looked at when the rule was made."""
+"""First seed of the repetitions; the seeds below were not looked at when the rule was designed."""
 FURTHER = 2000
-"""Rows of each client, beyond those of the federation, on which the truth is found."""
+"""Further rows of each client, beyond those of the federation, on which the true gain is measured."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Drawn:
-    """A federation whose law is known: x ~ N(0, I), and y = 1 with probability 1/(1 + exp(−⟨w_i, x⟩))."""
+    """A federation with a known law: x ~ N(0, I), and y = 1 with probability 1/(1 + exp(−⟨w_i, x⟩))."""
 
     name: ClassVar[str] = "drawn"
 
     law: Literal["pool", "tasks", "shuffled"]
-    """One w for all clients, one for each, or none: then labels are coins."""
+    """One w for all clients, one for each, or none, in which case labels are coin flips."""
     clients: int
     train: int
     """Rows of each client to train on."""
@@ -48,7 +48,7 @@ class Drawn:
     seed: int = 0
 
     def _weights(self) -> np.ndarray:
-        """w_i, with ‖w_i‖ = 3, a row a client."""
+        """w_i, with ‖w_i‖ = 3, one row per client."""
         own = np.random.default_rng([self.seed, 0]).standard_normal((self.clients, self.features))
         own = own[:1] if self.law == "pool" else own
         own = np.zeros_like(own) if self.law == "shuffled" else 3 * own / np.linalg.norm(own, axis=1)[:, None]
@@ -84,7 +84,7 @@ SETTINGS = (
         "clients drawn from one pool, enough rows for each",
         Drawn(law="pool", clients=10, train=300, test=100),
     ),
-    Setting("tasks", "clients with tasks of their own", Drawn(law="tasks", clients=10, train=100, test=100)),
+    Setting("tasks", "clients with different tasks", Drawn(law="tasks", clients=10, train=100, test=100)),
     Setting("shuffled", "labels shuffled", Drawn(law="shuffled", clients=10, train=100, test=100)),
     Setting(
         "helps-10",
@@ -100,29 +100,29 @@ SETTINGS = (
 
 
 class Repetition(NamedTuple):
-    """What was said of one federation, and what is true of it."""
+    """The verdict on one federation, and the truth."""
 
     setting: str
     seed: int
     verdict: Verdict
     truth: float
-    """The mean over clients of the true gain in accuracy, of the very models that the verdict compared."""
+    """The mean over clients of the true gain in accuracy, for the same models that the verdict compared."""
 
     @property
     def false(self) -> bool:
-        """Whether it is a yes without a true gain, or a no without a true loss."""
+        """Whether the verdict is a yes without a true gain, or a no without a true loss."""
         return {"yes": self.truth <= 0, "no": self.truth >= 0, "cannot tell": False}[self.verdict.verdict]
 
     @property
     def covered(self) -> bool:
-        """Whether the interval holds the true gain."""
+        """Whether the interval covers the true gain."""
         assert self.verdict.low is not None
         assert self.verdict.high is not None
         return self.verdict.low <= self.truth <= self.verdict.high
 
 
 def runs(data: Drawn) -> list[Run]:
-    """What is compared: the defaults of `pfedme compare pfedme fedavg alone`."""
+    """The runs to compare: the defaults of `pfedme compare pfedme fedavg alone`."""
     return [
         Run(algorithm=algorithm, data=data, model=MLR(), eval_every=Run.budget)
         for algorithm in (PFedMe(), FedAvg(), Alone())
@@ -130,7 +130,7 @@ def runs(data: Drawn) -> list[Run]:
 
 
 def repeat(setting: Setting, seed: int) -> Repetition:
-    """Trains on one federation, asks for the verdict as `pfedme compare` does, and finds the truth."""
+    """Trains on one federation, computes the verdict as `pfedme compare` does, and finds the truth."""
     data = dataclasses.replace(setting.data, seed=seed)
     scored = [(model, result) for run in runs(data) for result in [execute(run)] for model in _models(result)]
     alone, joined = (
@@ -150,7 +150,7 @@ def repeat(setting: Setting, seed: int) -> Repetition:
 
 
 def _models(result: Result) -> Iterator[Scored]:
-    """The models of a run that a client can take home, with each client's accuracy."""
+    """The models of a run that a client can keep, with each client's accuracy."""
     for kind in KINDS:
         if kind in result.evaluation.test:
             found = result.evaluation.test[kind]
@@ -162,7 +162,7 @@ def _models(result: Result) -> Iterator[Scored]:
 
 
 def _true_accuracy(data: Drawn, result: Result, kind: str) -> float:
-    """The mean probability of the labels that a model predicts for further rows, by the law of the data."""
+    """The mean true probability of the labels that a model predicts for further rows."""
     x, p = data.draw(FURTHER, 3)
     vector = result.w if kind == "global" else result.theta
     assert vector is not None
@@ -178,7 +178,7 @@ def _predict(model: Model, points: Params, x: jax.Array) -> jax.Array:
 
 
 def study_verdicts(study: Study, repetitions: int, watch: Watch = lambda *_: None) -> list[Summary]:
-    """Repeats every setting, and writes what was said and what is true, and the page about it."""
+    """Repeats every setting, and writes the verdicts, the truth and the page about them."""
     done: list[Repetition] = []
     for k, setting in enumerate(SETTINGS):
         for n in range(repetitions):
@@ -192,7 +192,7 @@ def study_verdicts(study: Study, repetitions: int, watch: Watch = lambda *_: Non
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-    """How often each verdict was given in a setting, and how often it was false; counts."""
+    """Counts of how often each verdict was given in a setting, and how often it was false."""
 
     setting: Setting
     repetitions: int
@@ -202,7 +202,7 @@ class Summary:
     no: int
     false: int
     covered: int
-    """Repetitions whose interval holds the true gain."""
+    """Repetitions whose interval covers the true gain."""
 
     @classmethod
     def of(cls, setting: Setting, done: Sequence[Repetition]) -> Summary:
@@ -215,7 +215,7 @@ class Summary:
 
 
 def _csv(done: Sequence[Repetition]) -> str:
-    """A row a repetition; gains are fractions."""
+    """One row per repetition; gains are fractions."""
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow(["federation", "seed", "joined", "verdict", "gain", "low", "high", "true_gain", "false"])
@@ -227,25 +227,25 @@ def _csv(done: Sequence[Repetition]) -> str:
 
 
 def page(found: Sequence[Summary]) -> str:
-    """docs/results/verdict.md."""
+    """The content of docs/results/verdict.md."""
     table = markdown(
-        ["federation", "true gain", "yes", "no", "cannot tell", "false", "interval holds the truth"],
+        ["federation", "true gain", "yes", "no", "cannot tell", "false", "interval covers the truth"],
         [[f"{s.setting.name}: {s.setting.about}", f"{s.gain:+.2f}", *_shares(s)] for s in found],
     )
     repetitions = found[0].repetitions
     return f"""\
 # How often is the verdict wrong?
 
-`pfedme compare pfedme fedavg alone` with its defaults on federations whose law is known, {repetitions}
-repetitions of each, every one with data of its own. Verdicts are in percent of the repetitions, true gains in
-points of accuracy, the mean over repetitions.
+`pfedme compare pfedme fedavg alone` with its defaults on federations whose distribution is known,
+{repetitions} repetitions of each, every one with new data. Verdicts are in percent of the repetitions, true
+gains in points of accuracy, as a mean over repetitions.
 
 {table}
-The true gain is that of the very models which a verdict compares: the probability, by the law of the data, of
-the label that a model predicts, over {FURTHER:,} further rows of each client. A yes is false if the true gain
-is not positive, a no if it is not negative. With shuffled labels it is exactly zero, so that any yes or no is
-false. Which joined model is compared with alone is chosen as in [verdict.md](../verdict.md), without test
-rows. All repetitions: [verdict.csv](verdict.csv).
+The true gain is that of the same models that a verdict compares: the difference in the true probability of
+the predicted labels, over {FURTHER:,} further rows of each client. A yes is false if the true gain is not
+positive, a no if it is not negative. With shuffled labels it is exactly zero, so any yes or no is false. The
+joined model to compare with alone is chosen as in [verdict.md](../verdict.md), without test rows. All
+repetitions: [verdict.csv](verdict.csv).
 """
 
 

@@ -1,4 +1,4 @@
-"""What follows a finished run: models for its clients and for newcomers, with the files and the page."""
+"""The steps after a finished run: models for its clients and for newcomers, their files and the report."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Offer:
     federation: Federation
     """The clients that `found` is about."""
     found: Personalized | None
-    """Each client's choice and model; None if they were not asked for."""
+    """Each client's choice and model; None if they were not requested."""
     levels: list[Level]
-    """How the run's own newcomers fare by their rows, if it held any clients out."""
+    """How the clients that the run held out fare as newcomers, by the number of their rows."""
 
     def to_json(self) -> dict[str, Any]:
-        """`personalized` and `newcomers`, as far as there are any."""
+        """The keys `personalized` and `newcomers`, each only if there are results."""
         found = {} if self.found is None else {"personalized": document(self.found, self.how)}
         levels = [dataclasses.asdict(level) for level in self.levels]
         return found | ({"newcomers": levels} if levels else {})
@@ -52,8 +52,9 @@ def offer(
     held_out: bool = True,
     watch: Watch = lambda *_: None,
 ) -> Offer:
-    """Models for `newcomers`, if they are given; else for the run's `members`, and how those fare that it
-    held out, by the number of their rows. What is found is written into the folder `out` at once."""
+    """Finds models for `newcomers` if they are given; otherwise for the run's `members`, and shows how the
+    clients that it held out fare by the number of their rows. Results are written to the folder `out` as
+    soon as they are found."""
     how = how or finished.run.personalize or Personalize()
     federation = finished.encoded(newcomers) if newcomers else finished.simulation.federation
     found, levels = None, list[Level]()
@@ -72,7 +73,7 @@ def offer(
 
 
 def write_page(run: Path, out: Path, newcomers: Source | None) -> None:
-    """The page about a run and what it offered, in its own folder; or about newcomers, in theirs."""
+    """Writes the report of a run and what it offered to the run's folder, or that of newcomers to theirs."""
     if newcomers is not None:
         newcomers_report(run, out, newcomers)
     elif out.resolve() == run.resolve():
@@ -80,14 +81,14 @@ def write_page(run: Path, out: Path, newcomers: Source | None) -> None:
 
 
 def left_to_do(path: Path, config: dict[str, Any]) -> tuple[bool, bool]:
-    """Whether the models of a finished run's members are still to be found, and how its newcomers fare."""
+    """Whether a finished run still has to find its members' models, and to show how its newcomers fare."""
     members = bool(config.get("personalize")) and not (path / "personalized.json").exists()
     newcomers = bool(config.get("holdout_clients")) and not (path / "newcomers.png").exists()
     return members, newcomers
 
 
 def page_is_late(path: Path) -> bool:
-    """Whether the page of a finished run is missing, or older than what the run offered."""
+    """Whether the report of a finished run is missing, or older than what the run offered."""
     page = path / NAME
     made = [path / name for name in ("personalized.json", "newcomers.png") if (path / name).exists()]
     return not page.exists() or any(file.stat().st_mtime_ns > page.stat().st_mtime_ns for file in made)

@@ -1,4 +1,4 @@
-"""What a finished run offers: a model for each of its clients, and for those that come later."""
+"""What a finished run offers: a model for each of its clients, and for clients that join later."""
 
 from __future__ import annotations
 
@@ -36,13 +36,14 @@ from pfedme.runs.run import Run, load
 from pfedme.training.pilot import pilot, with_l2
 
 NEWCOMER_ROWS = (5, 10, 20, 50, 100, 200, 400)
-"""How many training rows newcomers are given, to see from which number on joining pays, and how long."""
+"""Numbers of training rows that newcomers are given, to see from how many on, and up to how many, joining
+pays."""
 METHODS = ("alone", "global", "fine-tuned", "given", "own-lambda", "recommended")
-"""What is put side by side, where it exists."""
+"""The methods that are compared, if they exist."""
 
 Watch = Callable[[str, int, int], None]
 Entry = dict[str, Any]
-"""The numbers of a method; None for what is undefined."""
+"""The numbers of a method; None for undefined ones."""
 
 
 def _unwatched(_what: str, _done: int, _of: int) -> None:
@@ -65,7 +66,7 @@ class FinishedRun:
         folder = Folder(path)
         record = folder.read()
         if (status := record.get("status")) != "finished":
-            cure = f"'pfedme resume {path}' goes on with it" if status == "running" else "start another"
+            cure = f"'pfedme resume {path}' continues it" if status == "running" else "start another"
             raise InputError(f"The run in {path} has not finished ({status}); {cure}.")
         try:
             run = Run.from_json(record["config"])
@@ -85,14 +86,14 @@ class FinishedRun:
 
     @classmethod
     def trained(cls, run: Run) -> FinishedRun:
-        """The run, carried out here and now, without a folder."""
+        """Carries out the run in memory, without a folder."""
         run, simulation = run.prepare()
         start = cls(run, simulation, first_model(simulation.model, simulation.seed))
         return dataclasses.replace(start, w=start.again(simulation.federation))
 
     @property
     def given(self) -> float | None:
-        """The run's own λ, if it is pFedMe's."""
+        """The run's λ, if its algorithm is pFedMe."""
         return getattr(self.run.algorithm, "lam", None)
 
     def again(self, federation: Federation) -> Params:
@@ -106,7 +107,7 @@ class FinishedRun:
             state, finite = again.advance(state, self.run.rounds - state.t)
             if not finite:
                 raise Diverged(
-                    f"{self.run.algorithm.name} diverged in round {state.t} of a training for its "
+                    f"{self.run.algorithm.name} diverged in round {state.t} of training for its "
                     "clients' own models; lower its step size."
                 )
         shared = again.shared(state)
@@ -114,8 +115,8 @@ class FinishedRun:
         return shared
 
     def alone(self, federation: Federation) -> tuple[Callable[[Federation], Params], bool]:
-        """What trains the clients of a federation by themselves, with the rounds and the l2 that are best on
-        validation rows; and whether their losses were still falling then."""
+        """A function that trains each client of a federation alone, with the number of rounds and the l2 that
+        are best on validation rows; and whether the losses were still falling then."""
         s, asked = self.simulation, Alone()
         alone = Simulation(asked, s.model, federation, cohort=federation.clients, seed=s.seed)
         found = pilot(asked, alone, budget=self.run.budget)
@@ -136,28 +137,28 @@ class FinishedRun:
         return train, not found.converged
 
     def encoded(self, source: Source) -> Federation:
-        """The federation of a source, with a table's rows as numbers in the way of the run's own table."""
+        """The federation of a source; a table's rows are encoded in the same way as the run's own table."""
         schema = self.simulation.federation.schema
         return source.load(schema) if isinstance(source, Table) and schema else load(source)
 
     def to_members(self, how: Personalize, watch: Watch = _unwatched) -> Personalized:
-        """A model for each client that took part."""
+        """Finds a model for each client that took part."""
         return self._offer(self.simulation.federation, self.again, how, watch)
 
     def to_newcomers(
         self, newcomers: Federation, how: Personalize, watch: Watch = _unwatched
     ) -> Personalized:
-        """A model for each client that did not; w has seen none of its rows, so it is judged by any."""
+        """Finds a model for each client that did not; w has seen none of its rows, so any can judge it."""
         own = self.simulation.federation
         if newcomers.features != own.features:
             raise InputError(
                 f"The newcomers' rows have {newcomers.features} features, those of the run {own.features}; "
-                "they must be the same ones."
+                "both must have the same features."
             )
         if own.classes and len(unseen := np.setdiff1d(newcomers.y, own.y)):
             raise InputError(
                 f"The newcomers' rows have label {unseen[0]}, which no client of the run has: a "
-                "label that the federation has never seen needs a run of its own."
+                "label that the federation has never seen needs a new run."
             )
         return self._offer(newcomers, lambda _: self.w, how, watch)
 
@@ -177,26 +178,26 @@ class FinishedRun:
 
 @dataclasses.dataclass(frozen=True)
 class Level:
-    """How newcomers fare who have so many training rows."""
+    """How newcomers with so many training rows fare."""
 
     rows: int
     clients: int
     methods: dict[str, Entry]
     gain: dict[str, float] | None = None
-    """Of the recommended models over alone: the mean over newcomers, and the `low` and `high` ends of its
-    interval; None if no newcomer's is defined."""
+    """Gain of the recommended models over training alone: the mean over newcomers, and the `low` and `high`
+    ends of its interval; None if it is undefined for every newcomer."""
     metric: str = ACCURACY.key
 
     @property
     def measure(self) -> Measure:
-        """What models are judged by."""
+        """The metric by which models are judged."""
         return MEASURES[self.metric]
 
 
 def newcomer_curve(
     finished: FinishedRun, newcomers: Federation, how: Personalize, watch: Watch = _unwatched
 ) -> list[Level]:
-    """How newcomers fare by the number of their training rows."""
+    """How newcomers fare, by the number of their training rows."""
     sizes = [n for n in NEWCOMER_ROWS if (newcomers.n_train >= n).any()]
     levels = []
     for k, rows in enumerate(sizes):
@@ -209,20 +210,20 @@ def newcomer_curve(
 
 
 def names(found: Personalized) -> list[str]:
-    """The methods that are put side by side."""
+    """The methods that are compared."""
     known = {c.name for c in found.candidates} | {"own-lambda", "recommended"}
     return [name for name in METHODS if name in known]
 
 
 def summary(found: Personalized, right: np.ndarray) -> Entry:
-    """The accuracy (or R²) of a method that is `right` about test rows: over all of them, over clients and in
-    the worst tenth of these.
+    """The accuracy (or R²) of a method, `right` on each test row: over all rows, over clients and in the
+    worst tenth of the clients.
 
     `harmed` is the share of clients that it leaves more than one point below alone, beyond their interval.
     """
     own = over_clients(found.accuracy(right))
     if own is None:
-        raise InputError("No client has test rows, so that no model can be judged.")
+        raise InputError("No client has test rows, so no model can be judged.")
     return {
         found.usual.key: float(right.mean()),
         "mean": own["mean"],
@@ -232,8 +233,8 @@ def summary(found: Personalized, right: np.ndarray) -> Entry:
 
 
 def methods(found: Personalized) -> dict[str, Entry]:
-    """The `summary` of each method; by the metric, with accuracy (or R²) over all rows last, if models are
-    judged by another one."""
+    """The `summary` of each method, by accuracy (or R²); if models are judged by another metric, by that one,
+    with accuracy (or R²) over all rows last."""
     entries = {}
     for name in names(found):
         usual = summary(found, found.of(name))
@@ -253,8 +254,8 @@ def methods(found: Personalized) -> dict[str, Entry]:
 
 
 def clients_csv(found: Personalized, federation: Federation) -> str:
-    """A row per client: what it chose, and what that gains over training alone and over the global model; by
-    accuracy (or R²), and last by the metric if models are judged by another one."""
+    """One row per client: its choice, and what that gains over training alone and over the global model, by
+    accuracy (or R²); if models are judged by another metric, columns for that one come last."""
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     models, others = ("recommended", "alone", "global"), ("alone", "global")
@@ -278,7 +279,7 @@ def clients_csv(found: Personalized, federation: Federation) -> str:
 
 
 def document(found: Personalized, how: Personalize) -> dict[str, Any]:
-    """personalized.json: how each method does, and how many clients chose what."""
+    """The content of personalized.json: the results of each method, and how many clients chose which."""
     chosen = [found.candidates[k] for k in found.choice]
     labels = [c.label for c in found.candidates]
     return {
@@ -296,7 +297,7 @@ def document(found: Personalized, how: Personalize) -> dict[str, Any]:
 
 
 def write(path: Path, found: Personalized, model: Model, federation: Federation, how: Personalize) -> None:
-    """personalized.csv, .json, .png and .safetensors in a folder."""
+    """Writes personalized.csv, .json, .png and .safetensors to a folder."""
     from pfedme.report.gain import gain_figure
 
     summed_up = json.dumps(document(found, how), indent=1) + "\n"
@@ -312,7 +313,7 @@ def write(path: Path, found: Personalized, model: Model, federation: Federation,
 
 
 def write_newcomers(path: Path, levels: Sequence[Level]) -> None:
-    """newcomers.csv and .png in a folder."""
+    """Writes newcomers.csv and .png to a folder."""
     from pfedme.report.gain import newcomer_figure
 
     text = io.StringIO()

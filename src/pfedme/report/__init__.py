@@ -1,1 +1,1 @@
-"""Records → tables, figures, words. Nothing here simulates."""
+"""Turns records into tables, figures and sentences. Nothing here simulates."""

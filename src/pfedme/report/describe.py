@@ -1,4 +1,4 @@
-"""What a federation looks like, in numbers."""
+"""Describes a federation in numbers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pfedme.report.spread import cautions, columns, unlike
 
 
 def describe(federation: Federation) -> dict[str, Any]:
-    """Sizes, labels, columns, how unlike clients are, and what deserves a warning."""
+    """Sizes, labels, columns, how different clients are, and warnings."""
     f, counts = federation, federation.count
     told = {
         "clients": f.clients,
@@ -36,7 +36,7 @@ def describe(federation: Federation) -> dict[str, Any]:
 
 
 def classes(federation: Federation) -> dict[str, Any]:
-    """How a classification's labels are spread over clients."""
+    """How the labels of a classification are distributed over clients."""
     labels = federation.label_counts()
     own = (labels > 0).sum(axis=1)
     return {
@@ -47,15 +47,15 @@ def classes(federation: Federation) -> dict[str, Any]:
 
 
 def numbers(federation: Federation) -> dict[str, Any]:
-    """How a regression's labels are spread over clients, in the units that they came in."""
+    """How the labels of a regression are distributed over clients, in their original units."""
     f, said = federation, []
     y = f.labels_in_units()
     mean, std = label_mean_std(f)
     alike = Spread.of(f.y, Blocks.cut(*f.rows("test")), f.clients).own == 0
     if untested := int((f.n_test == 0).sum()):
-        said.append(f"{_clients(untested)} no test rows and will not be in R² and RMSE.")
+        said.append(f"{_clients(untested)} no test rows and will not count in R² and RMSE.")
     if constant := int((alike & (f.n_test > 0)).sum()):
-        said.append(f"{_clients(constant)} only one label in the test rows, so that R² says nothing there.")
+        said.append(f"{_clients(constant)} only one label in the test rows, where R² is meaningless.")
     whole = {"mean": y.mean(), "std": y.std(), "min": y.min(), "max": y.max()}
     return {
         "label": {name: float(value) for name, value in whole.items()},
@@ -66,27 +66,27 @@ def numbers(federation: Federation) -> dict[str, Any]:
 
 
 def label_mean_std(federation: Federation) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation of each client's labels in a regression, in the units that they came in."""
+    """Mean and standard deviation of each client's labels in a regression, in their original units."""
     f, y = federation, federation.labels_in_units()
     owner = np.repeat(np.arange(f.clients), f.count)
     return np.bincount(owner, y, f.clients) / f.count, np.sqrt(deviations(y, owner, f.clients) / f.count)
 
 
 def warnings(federation: Federation, labels_of_client: np.ndarray) -> list[str]:
-    """What makes a client hard to train for or to judge."""
+    """Warnings about clients that are hard to train for or to judge."""
     f, said = federation, []
     if untested := int((f.n_test == 0).sum()):
-        said.append(f"{_clients(untested)} no test rows and will not be in the accuracies.")
+        said.append(f"{_clients(untested)} no test rows and will not count in the accuracies.")
     if single := int((labels_of_client == 1).sum()):
         said.append(
-            f"{_clients(single)} rows of one class only: any model that always says it is perfect there."
+            f"{_clients(single)} rows of only one class: a model that always predicts it is perfect there."
         )
     owner = np.repeat(np.arange(f.clients), f.count)
     in_train = (np.arange(len(f.y)) - f.start[owner]) < f.n_train[owner]
     seen = np.zeros((f.clients, f.classes), bool)
     seen[owner[in_train], f.y[in_train]] = True
     if unseen := len(np.unique(owner[~in_train][~seen[owner[~in_train], f.y[~in_train]]])):
-        said.append(f"{_clients(unseen)} a label in the test rows that its training rows lack.")
+        said.append(f"{_clients(unseen)} a label in the test rows that is missing from the training rows.")
     return said
 
 

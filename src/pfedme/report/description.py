@@ -1,4 +1,4 @@
-"""A description in words and tables: its columns, each client's labels, and how unlike clients are."""
+"""A description in words and tables: the columns, each client's labels, and how different clients are."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pfedme.report.describe import label_mean_std
 from pfedme.report.spread import bars, label_shares
 
 MOST_SHOWN = 40
-"""Clients, or columns, that are listed."""
+"""At most this many clients, or columns, are listed."""
 MOST_CLASSES = 12
-"""Classes whose rows are counted by client."""
+"""With at most this many classes, each client's rows are counted by class."""
 MOST_BARS = 60
-"""Classes that are drawn."""
+"""At most this many classes are drawn."""
 MOST_CATEGORIES = 6
-"""Categories that are named."""
+"""At most this many categories are named."""
 
 
 class Listing(NamedTuple):
@@ -29,7 +29,7 @@ class Listing(NamedTuple):
 
 
 def about_task(description: dict[str, Any]) -> list[tuple[str, str]]:
-    """What is predicted, in a table that says so."""
+    """What is predicted, if the data names it."""
     if not description["target"]:
         return []
     names = description["target"]["labels"]
@@ -43,13 +43,13 @@ def about_task(description: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def about_clients(description: dict[str, Any]) -> list[tuple[str, str]]:
-    """How unlike clients are, and by chance would be.
+    """How different clients are, and how different they would be by chance.
 
     >>> about_clients({"classes": 3, "unlike": {"labels": {"distance": 0.41, "by_chance": 0.02}}})
-    [("clients' labels differ by", '0.41, by chance 0.02 (total variation: 0 alike, 1 disjoint)')]
+    [("clients' labels differ by", '0.41, by chance 0.02 (total variation: 0 equal, 1 disjoint)')]
     """
     means = "of their means, in standard deviations"
-    units = {"labels": "total variation: 0 alike, 1 disjoint" if description["classes"] else means}
+    units = {"labels": "total variation: 0 equal, 1 disjoint" if description["classes"] else means}
     return [
         (
             f"clients' {what} differ by",
@@ -60,7 +60,7 @@ def about_clients(description: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def tables(description: dict[str, Any], federation: Federation) -> Iterator[Listing]:
-    """The columns of a table, and each client's labels, as many as are easily read."""
+    """The columns of a table, and each client's labels, as many as are easy to read."""
     if description["columns"]:
         yield _columns(description["columns"])
     yield _labels(federation)
@@ -86,7 +86,7 @@ def _columns(told: list[dict[str, Any]]) -> Listing:
 
 
 def _labels(federation: Federation) -> Listing:
-    """Each client's labels in numbers, where these are few, and as a picture."""
+    """Each client's labels as a picture and, if there are few classes, in numbers."""
     f = federation
     shares, names = label_shares(f)
     who = min(f.clients, MOST_SHOWN)

@@ -1,4 +1,4 @@
-"""Curves that one can put into a paper: readable in print and in grey."""
+"""Curves that are fit for a paper: readable in print and in greyscale."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ KINDS = ("global", "local", "personal")
 History = Sequence[dict[str, Any]]
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-"""Told apart by the colour-blind, and by their lightness in grey."""
+"""Distinguishable with colour blindness, and by their lightness in greyscale."""
 DASHES = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (5, 1, 1, 1)), (0, (8, 2)), (0, (3, 1, 1, 1, 1, 1)), "-")
 
 
 def curves(runs: Mapping[str, Sequence[History]]) -> bytes:
     """A PNG of test accuracy, or another metric, and training loss against rounds.
 
-    `runs` maps an algorithm's name to its histories, one a seed. With one algorithm its models share the
-    panels; with several each model has panels of its own, and `alone` is drawn in all of them. A grey line
-    shows what needs no learning.
+    `runs` maps an algorithm's name to its histories, one per seed. With one algorithm, its models share the
+    panels; with several, each model has its own panels, and `alone` is drawn in all of them. A grey line
+    shows the baseline.
     """
     runs = {name: histories for name, histories in runs.items() if histories}
     single = len(runs) <= 1
@@ -79,9 +79,9 @@ class Curve(NamedTuple):
     colour: int
     dash: int
     per_round: float = 1.0
-    """What a round is worth on the horizontal axis."""
+    """The length of a round on the horizontal axis."""
     diverged: str = ""
-    """What to call it in a note on what diverged, if one of the runs did."""
+    """Its name in a note on divergence, if one of the runs diverged."""
 
 
 def panels(
@@ -89,7 +89,7 @@ def panels(
     x: str = "round",
     measures: Sequence[str] = ("accuracy", "train_loss"),
 ) -> bytes:
-    """A PNG with a panel for each measure of each column of curves, in one row, as the paper's figures."""
+    """A PNG with a panel for each measure of each column of curves, in one row, like the paper's figures."""
     figure = Figure(figsize=(3.1 * len(columns) * len(measures), 3.4), layout="constrained", dpi=200)
     axes = np.atleast_1d(figure.subplots(1, len(columns) * len(measures)))
     places = [(measure, title) for measure in measures for title in columns]
@@ -115,7 +115,7 @@ def panels(
 
 
 def _curve(at: Axes, curve: Curve, measure: str) -> None:
-    """The mean over seeds, as far as all of them have come, and a band of one standard deviation."""
+    """The mean over seeds, up to the round that all of them reached, and a band of one standard deviation."""
     length = min((len(h) for h in curve.histories), default=0)
     scale = 100 if measure == "accuracy" else 1
     values = scale * np.array(
@@ -137,8 +137,8 @@ def _curve(at: Axes, curve: Curve, measure: str) -> None:
 
 
 def _zoom(at: Axes) -> list[Line2D]:
-    """Sets limits that show where the lines end up rather than how they begin; returns the lines that are far
-    from all others and left outside."""
+    """Sets limits that show where the lines end rather than how they begin; returns the lines that are left
+    outside because they are far from all others."""
     log = at.get_yscale() == "log"
     ends = {}
     for line in at.lines:
@@ -162,7 +162,7 @@ def _zoom(at: Axes) -> list[Line2D]:
 
 
 def png(figure: Figure) -> bytes:
-    """The figure as a PNG, the same to the byte whenever it is drawn."""
+    """The figure as a PNG, byte for byte the same each time."""
     image = io.BytesIO()
     figure.savefig(image, format="png", metadata={"Software": None})
     return image.getvalue()
@@ -188,7 +188,7 @@ def _nan(value: float | None) -> float:
 
 
 def dress(at: Axes, measure: str, x: str, y: str, title: str) -> None:
-    """Labels, grid and scale of a panel in the style of all."""
+    """Sets the labels, grid and scale of a panel in the common style."""
     at.set_xlabel(x, fontsize=9)
     at.set_ylabel(y, fontsize=9)
     at.set_title(title, fontsize=9.5)

@@ -1,4 +1,4 @@
-"""Pictures of what joining is worth to a client."""
+"""Figures of what joining is worth to a client."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pfedme.personalization.finished import Level
 
 LINES = {"recommended": 0, "alone": 1, "global": 2, "fine-tuned": 3, "given": 4}
-"""The place of each method among colours and dashes."""
+"""The index of each method's colour and dashes."""
 NAMES = {"given": "pFedMe's λ"}
 
 
@@ -62,7 +62,7 @@ def chosen_lam(at: Axes, rows: np.ndarray, lam: np.ndarray, alone: Sequence[bool
 
 
 def gain_study_figure(units: Mapping[str, Sequence[Mapping[str, Any]]]) -> bytes:
-    """A PNG of a study: a row a federation, each client's gain over alone and over the global model; and
+    """A PNG of a study: one row per federation with each client's gain over alone and over the global model;
     below, gain and chosen λ against training rows."""
     figure = Figure(figsize=(9.0, 0.3 * len(units) + 4.2), layout="constrained", dpi=200)
     halves: Any = figure.subfigures(2, 1, height_ratios=[0.3 * len(units) + 0.8, 3.2])
@@ -93,8 +93,8 @@ def gain_study_figure(units: Mapping[str, Sequence[Mapping[str, Any]]]) -> bytes
 
 
 def newcomer_figure(curves: Mapping[str, Sequence[Level]]) -> bytes:
-    """A PNG with a panel for each federation: newcomers' accuracy, or another metric, by the number of their
-    rows."""
+    """A PNG with a panel for each federation: newcomers' accuracy, or another metric, against the number of
+    their rows."""
     columns = min(4, len(curves))
     lines = -(-len(curves) // columns)
     figure = Figure(figsize=(3.0 * columns + 0.6, 2.7 * lines + 0.4), layout="constrained", dpi=200)

@@ -1,4 +1,4 @@
-"""How rows are spread over clients: how unlike these are, which rows are held twice, a picture of labels."""
+"""How rows are distributed over clients: how different clients are, duplicate rows, a picture of labels."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from pfedme.data.schema import Column, is_number
 from pfedme.report.figures import png
 
 TINY = 10
-"""Training rows below which little can be learnt from a client, or said about it."""
+"""With fewer training rows than this, little can be learned from a client or said about it."""
 BINS = 12
-"""Of a picture of labels that are numbers."""
+"""Bins of a picture of numeric labels."""
 BLOCKS = " ▁▂▃▄▅▆▇█"
 MANY_CLASSES = 20
-"""From here on, classes that are numbers may be meant as a quantity."""
+"""With more classes than this, numeric classes may be meant as a quantity."""
 
 
 def label_shares(federation: Federation) -> tuple[np.ndarray, list[str]]:
-    """The share of each class, or range of numbers, in each client's rows, and what they are called."""
+    """The share of each class, or range of numbers, in each client's rows, and their names."""
     f = federation
     if f.classes:
         counts = f.label_counts()
@@ -38,7 +38,7 @@ def label_shares(federation: Federation) -> tuple[np.ndarray, list[str]]:
 
 
 def bars(shares: np.ndarray, most: float) -> str:
-    """Shares as a text of blocks, a full one for `most`.
+    """Shares as a string of blocks, with a full block for `most`.
 
     >>> bars(np.array([0.5, 0.0, 0.25, 0.01]), 0.5)
     '█·▄▁'
@@ -48,12 +48,12 @@ def bars(shares: np.ndarray, most: float) -> str:
 
 
 def unlike(federation: Federation) -> dict[str, dict[str, float]]:
-    """How unlike clients are in their labels and in their features, and how unlike they would be by chance.
+    """How different clients are in their labels and features, and how different they would be by chance.
 
-    Of classes it is the total variation distance ½ Σ |p_i − p| between a client's shares p_i and those of all
-    rows, p: 0 if they are alike, 1 if they have nothing in common. Of numbers it is the distance between a
-    client's mean and that of all rows, in standard deviations. Both are means over clients, the second also
-    over features. By chance is what is to be expected if the same rows had been dealt out at random.
+    For classes it is the total variation distance ½ Σ |p_i − p| between a client's shares p_i and those of
+    all rows, p: 0 if they are equal, 1 if they have nothing in common. For numbers it is the distance between
+    a client's mean and that of all rows, in standard deviations. Both are means over clients, the second also
+    over features. `by_chance` is the expected distance if the same rows were assigned to clients at random.
     """
     f = federation
     if f.classes:
@@ -91,10 +91,10 @@ def _squares(rows: np.ndarray, mean: np.ndarray) -> np.ndarray:
 
 
 def cautions(federation: Federation) -> list[str]:
-    """What a reader should know before trusting results on these rows."""
+    """Warnings to read before trusting results on these rows."""
     f, said = federation, []
     if f.clients == 1:
-        said.append("There is one client only, so that there is nothing to federate.")
+        said.append("There is only one client, so there is nothing to federate.")
     if tiny := int((f.n_train < TINY).sum()):
         said.append(f"{tiny:,} client{' has' if tiny == 1 else 's have'} fewer than {TINY} training rows.")
     shared, seen = held_twice(f, hash_rows(f.x, f.y))
@@ -110,7 +110,7 @@ def cautions(federation: Federation) -> list[str]:
         if more_than_chance(seen, by_chance[1]):
             said.append(
                 f"{seen:,} test rows ({seen / tests:.1%}) are the same as a training row: results on them "
-                f"tell nothing about new ones; by chance there would be {_about(by_chance[1])}."
+                f"say nothing about new rows; by chance there would be {_about(by_chance[1])}."
             )
     for column in f.schema.columns if f.schema else ():
         at = f.schema.starts[column.name] if f.schema else 0
@@ -127,8 +127,8 @@ def cautions(federation: Federation) -> list[str]:
 
 
 def held_twice(f: Federation, hashes: np.ndarray) -> tuple[int, int]:
-    """How many rows are the same as a row of another client, and how many test rows as a training row; equal
-    rows have equal hashes."""
+    """How many rows equal a row of another client, and how many test rows equal a training row; equal rows
+    have equal hashes."""
     owner = np.repeat(np.arange(f.clients), f.count)
     order = np.argsort(hashes, kind="stable")
     new = np.append(True, hashes[order][1:] != hashes[order][:-1])
@@ -149,8 +149,8 @@ def held_twice(f: Federation, hashes: np.ndarray) -> tuple[int, int]:
 
 
 def _shuffled(f: Federation, seed: int) -> np.ndarray:
-    """The features of rows that share nothing but chance: each column's values dealt out anew among the rows
-    of a client that have the same label."""
+    """Features of rows that are equal only by chance: each column's values are shuffled among the rows of a
+    client that have the same label."""
     rng = np.random.default_rng(seed)
     owner = np.repeat(np.arange(f.clients), f.count)
     label = f.y if f.classes else np.zeros(len(f.y), np.int64)
@@ -165,7 +165,7 @@ def _shuffled(f: Federation, seed: int) -> np.ndarray:
 
 
 def more_than_chance(found: int, by_chance: float) -> bool:
-    """Whether so many equal rows are clearly more than chance makes, which the shuffled rows tell roughly.
+    """Whether so many equal rows are clearly more than by chance, which the shuffled rows estimate roughly.
 
     >>> more_than_chance(7, 0), more_than_chance(120, 90), more_than_chance(0, 0)
     (True, False, False)
@@ -178,7 +178,7 @@ def _about(n: float) -> str:
 
 
 def columns(federation: Federation) -> list[dict[str, Any]]:
-    """What each column of a table holds: numbers by mean, deviation and range, categories by their counts."""
+    """Describes each column of a table: numbers by mean, deviation and range, categories by their counts."""
     f = federation
     return [_column(f, column) for column in f.schema.columns if not column.of] if f.schema else []
 
@@ -199,14 +199,14 @@ def _column(federation: Federation, column: Column) -> dict[str, Any]:
         mean, low, high = (str(np.datetime64(round(day), "D")) for day in days)
         return {"name": column.name, "kind": "date", "mean": mean, "min": low, "max": high}
     ends = [column.mean + column.scale * float(value) for value in (own.min(), own.max())]
-    # Standardised and back, a zero is only nearly one.
+    # After standardising and back, a zero is only approximately zero.
     low, high = (0.0 if abs(end) < 1e-6 * column.scale else end for end in ends)
     scale = column.scale if high > low else 0.0
     return {"name": column.name, "kind": "number", "mean": column.mean, "std": scale, "min": low, "max": high}
 
 
 def labels_figure(federation: Federation) -> bytes:
-    """A PNG of each client's labels: a row a client, a column a class or a range, the darker the more."""
+    """A PNG of each client's labels: one row per client, one column per class or range; darker means more."""
     f = federation
     shares, names = label_shares(f)
     order = np.argsort(-(shares @ np.arange(shares.shape[1])), kind="stable")
@@ -215,7 +215,7 @@ def labels_figure(federation: Federation) -> bytes:
     at = figure.subplots()
     image = at.imshow(100 * shares[order], aspect="auto", cmap="Greys", vmin=0, interpolation="nearest")
     what = f.schema.label if f.schema else "label"
-    at.set_xlabel(what if f.classes else f"{what}, in {BINS} ranges from the lower end", fontsize=9)
+    at.set_xlabel(what if f.classes else f"{what}, in {BINS} ranges starting at", fontsize=9)
     step = max(1, len(names) // 20)
     at.set_xticks(
         range(0, len(names), step), names[::step], fontsize=7, rotation=45 if step > 1 or not f.classes else 0

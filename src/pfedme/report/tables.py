@@ -24,7 +24,7 @@ Finals = Sequence[Mapping[str, Any]]
 
 
 def data_name(data: Mapping[str, Any]) -> str:
-    """What a reader calls the data that a record describes: a name, or a table's file and what it predicts.
+    """A readable name for the data that a record describes: a name, or a table's file and its label.
 
     >>> data_name({"name": "table", "path": "/home/me/patients.csv", "label": "outcome"})
     "patients.csv ('outcome')"
@@ -40,13 +40,13 @@ def data_name(data: Mapping[str, Any]) -> str:
 
 
 def measure(results: Mapping[str, Finals]) -> Measure:
-    """What the models of a comparison are judged by."""
+    """The metric by which the models of a comparison are judged."""
     return next((measure_of(final) for finals in results.values() for final in finals), ACCURACY)
 
 
 def seed_values(finals: Finals, kind: str, of_clients: str | None = None) -> list[float] | None:
-    """A model's accuracy in percent, or another metric, one a seed; or a number `of_clients`, such as their
-    `worst_decile`. None if it does not exist."""
+    """A model's accuracy in percent, or another metric, one value per seed; or a statistic `of_clients`, such
+    as their `worst_decile`. None if it does not exist."""
     values = []
     for final in finals:
         entry, what = final.get(kind, {}), measure_of(final)
@@ -58,7 +58,7 @@ def seed_values(finals: Finals, kind: str, of_clients: str | None = None) -> lis
 
 
 def mean_std(finals: Finals, kind: str, of_clients: str | None = None) -> tuple[float, float] | None:
-    """Mean and standard deviation over seeds of what `seed_values` has; None if it does not exist."""
+    """Mean and standard deviation of `seed_values`; None if they do not exist."""
     values = seed_values(finals, kind, of_clients)
     if values is None:
         return None
@@ -72,15 +72,15 @@ def mean_half(finals: Finals, kind: str, of_clients: str | None = None) -> tuple
 
 
 def shown(value: tuple[float, float] | None, seeds: int, what: Measure = ACCURACY) -> str:
-    """`83.21` or `83.21 ± 0.12`; a dash for nothing."""
+    """`83.21` or `83.21 ± 0.12`; a dash for None."""
     if value is None:
         return "–"
     return " ± ".join(what.text(number) for number in (value if seeds > 1 else value[:1]))
 
 
 def rows(results: Mapping[str, Finals], best: Set[tuple[str, str]] = frozenset()) -> list[list[str]]:
-    """For each algorithm: its name, the metric of its three models, and the worst tenth's of the last; then
-    what needs no learning. What is in `best`, (algorithm, model), has a star."""
+    """For each algorithm: its name, the metric of its three models, and that of the worst tenth with the last
+    model; then the baseline. Each (algorithm, model) in `best` has a star."""
     table, what = [], measure(results)
     starred = {kind for _, kind in best}
     stars = {kind: ("  ", " *") if kind in starred else ("", "") for kind in KINDS}
@@ -99,7 +99,7 @@ def rows(results: Mapping[str, Finals], best: Set[tuple[str, str]] = frozenset()
 
 
 def baseline_name(final: Mapping[str, Any]) -> str:
-    """What to call the model that needs no learning.
+    """The name of the baseline, which needs no learning.
 
     >>> baseline_name({"baseline": {"label": "no"}}), baseline_name({"baseline": {"label": 3.25}})
     ("always 'no'", 'the mean')
@@ -109,7 +109,7 @@ def baseline_name(final: Mapping[str, Any]) -> str:
 
 
 def baseline_cells(final: Mapping[str, Any]) -> list[str]:
-    """Its numbers in `rows`."""
+    """The numbers of the baseline in `rows`."""
     what, entry = measure_of(final), final["baseline"]
     return [what.text(what.of(entry)), "–", "–", what.text(what.of_clients(entry, "worst_decile"))]
 
@@ -120,11 +120,11 @@ def header(results: Mapping[str, Finals]) -> list[str]:
 
 
 def clearly_best(values: Mapping[str, np.ndarray], lower: bool = False) -> str | None:
-    """The method that is better than each other one beyond noise, from one value for each client; None if
-    there is none.
+    """The method that is better than every other beyond noise, from one value for each client; None if there
+    is no such method.
 
-    The difference to each other method is paired over the clients that both have a value for, and the lower
-    end of the 95 % interval of its mean must be above zero.
+    The difference from each other method is paired over the clients for which both have a value, and the
+    lower end of the 95 % interval of its mean must be above zero.
 
     >>> clearly_best({"a": np.array([3.0, 4, 5]), "b": np.array([1.0, 2.1, 2.9]), "c": np.zeros(3)})
     'a'
@@ -156,8 +156,9 @@ def clearly_best(values: Mapping[str, np.ndarray], lower: bool = False) -> str |
 def comparison_csv(results: Mapping[str, Finals]) -> str:
     """algorithm, evaluated, mean, std, worst_decile, seeds: a row for each model, accuracies as fractions.
 
-    They are of another metric where models are judged by it, which the last column names; in a regression
-    the mean of `rmse` over seeds comes before. `half_width` is that of a 95 % interval of the mean.
+    If models are judged by another metric, the numbers are of that one; the last column names the metric. In
+    a regression there is also the mean of `rmse` over seeds. `half_width` is that of a 95 % interval of the
+    mean.
     """
     text, what = io.StringIO(), measure(results)
     table = csv.writer(text, lineterminator="\n")
@@ -180,15 +181,15 @@ def comparison_csv(results: Mapping[str, Finals]) -> str:
 
 
 def sentences(results: Mapping[str, Finals], verdict: Verdict | None = None) -> list[str]:
-    """What the numbers of a comparison say beside its verdict; no difference is claimed here."""
+    """What the numbers of a comparison say besides its verdict; no difference is claimed here."""
     what, said = measure(results), []
     if verdict and verdict.gaining is not None:
         said.append(f"{_clients_beyond(verdict.gaining, verdict.losing or 0, verdict.clients)}.")
     together = [name for name in results if name not in ("alone", "pooled")]
     if (alone := _best(results, ["alone"])) and (other := _best(results, together)):
         said.append(
-            f"Over all test rows a client that trains alone reaches {what.told(alone[0])}, and the best "
-            f"federated model, {other[1]}'s {other[2]} one, {what.told(other[0])}."
+            f"Over all test rows, training alone reaches {what.told(alone[0])}, and the best federated "
+            f"model, {other[1]}'s {other[2]} model, reaches {what.told(other[0])}."
         )
     if "pfedme" in results and (own := mean_std(results["pfedme"], "personal")):
         shared = mean_std(results["pfedme"], "global")
@@ -217,31 +218,31 @@ def _best(results: Mapping[str, Finals], names: Sequence[str]) -> tuple[float, s
 
 
 def offer_sentences(found: Personalized) -> list[str]:
-    """What clients chose and gain, and what `harmed` means."""
+    """What clients chose and what they gain, and what `harmed` means."""
     gains = {name: found.gains(name) for name in ("alone", "global")}
     point, beyond = "point", "that interval"
     if found.metric:
         point, beyond = f"point of {found.usual.name}", "the 95 % interval of their own test rows"
     return [
         *choice_sentences([found.candidates[k].name for k in found.choice], gains, found.measure),
-        f"Harmed are clients more than one {point} below alone, beyond {beyond}.",
+        f"Harmed: clients more than one {point} below alone, beyond {beyond}.",
     ]
 
 
 def choice_sentences(
     chosen: Sequence[str], gains: Mapping[str, Gains], what: Measure = ACCURACY
 ) -> list[str]:
-    """What clients chose, and the gain of those whose gain is known over each of the models that `gains`
-    names."""
+    """What clients chose, and the gain over each of the models in `gains` for the clients for which it is
+    known."""
     kinds = {
         "alone": "train alone",
         "global": "take the global model as it is",
         "fine-tuned": "fine-tune it",
         "given": "take pFedMe's model at the given λ",
-        "personal": "take pFedMe's model at a λ of their own",
+        "personal": "take pFedMe's model at their own λ",
     }
     counts = [f"{chosen.count(kind)} {text}" for kind, text in kinds.items() if kind in chosen]
-    said = [f"By their own validation rows {', '.join(counts)}."]
+    said = [f"Judged on their own validation rows, {', '.join(counts)}."]
     for name, every in gains.items():
         if (found := every.mean()) is None:
             continue
@@ -251,9 +252,9 @@ def choice_sentences(
         size = f"a gain of {mean} {unit}" if what.lower else f"{mean} {unit}"
         side = {1: "better than", -1: "worse than"} if what.lower else {1: "above", -1: "below"}
         where = (
-            f"are {what.apart(what.scale * found.mean)} {side[found.sign]} {name} in the mean over clients,"
+            f"are {what.apart(what.scale * found.mean)} {side[found.sign]} {name} on average over clients,"
             if found.sign
-            else f"cannot be told from {name} in the mean over clients: {size},"
+            else f"cannot be distinguished from {name} on average over clients: {size},"
         )
         said.append(f"The recommended models {where} {PERCENT} interval {low} to {high}.")
         if noise is not None:
@@ -270,7 +271,7 @@ def _clients_beyond(gaining: int, losing: int, clients: int) -> str:
 
 
 def newcomer_sentence(levels: Sequence[Level]) -> str:
-    """With how many rows joining pays for newcomers, as far as the intervals tell."""
+    """With how many rows joining pays for newcomers, as far as the intervals show."""
     signs = {level.rows: Interval(**level.gain).sign if level.gain else 0 for level in levels}
 
     def rows(sign: int) -> str:
@@ -281,8 +282,8 @@ def newcomer_sentence(levels: Sequence[Level]) -> str:
         for sign, text in (
             (1, "joining pays for newcomers with"),
             (-1, "alone is better with"),
-            (0, "it cannot be told with"),
+            (0, "it is undecided with"),
         )
         if rows(sign)
     ]
-    return f"By the {PERCENT} interval over newcomers {'; '.join(said)}."
+    return f"By the {PERCENT} interval over newcomers, {'; '.join(said)}."

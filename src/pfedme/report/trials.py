@@ -18,7 +18,7 @@ def header(tuning: Tuning) -> list[str]:
 
 
 def row(trial: Tried, tuning: Tuning) -> list[str]:
-    """A trial for reading; a dash for what it does not have."""
+    """A trial as a row of text, with a dash for each missing value."""
     settings = [str(trial.settings.get(name, "–")) for name in tuning.search.space]
     what = tuning.measure
     accuracy = what.text(None if trial.accuracy is None else what.scale * trial.accuracy)
@@ -35,13 +35,13 @@ def counts(tuning: Tuning) -> str:
 
 
 def what_mattered(tuning: Tuning) -> str:
-    """Each hyperparameter's share in what set the best trials apart, largest first."""
+    """Each hyperparameter's importance for the best trials, largest first."""
     shares = sorted(tuning.mattered.items(), key=lambda item: -item[1])
     return "What set the best trials apart: " + ", ".join(f"{n} {100 * v:.0f} %" for n, v in shares) + "."
 
 
 def trials_csv(tuning: Tuning) -> str:
-    """A row a trial, in their order; accuracies are fractions, and in a regression R²."""
+    """One row per trial, in order; accuracies are fractions, or R² in a regression."""
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     space = tuning.search.space
@@ -54,7 +54,7 @@ def trials_csv(tuning: Tuning) -> str:
 
 
 def trials_md(tuning: Tuning) -> str:
-    """A page: the best settings, how the trials ended, and all of them, the best first."""
+    """A page with the best settings, how the trials ended, and all trials, best first."""
     run, lines = tuning.search.run, []
     lines.append(f"# Hyperparameters of {run.algorithm.name} on {tables.data_name(run.to_json()['data'])}\n")
     lines.append(f"{counts(tuning)} Judged on validation rows; test rows were not read.\n")

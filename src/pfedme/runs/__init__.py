@@ -1,1 +1,1 @@
-"""A run as it is described, and what it leaves behind."""
+"""The description of a run, and the files that it writes."""

@@ -12,8 +12,8 @@ from pfedme.engine.evaluation import Evaluation
 
 
 def clients_csv(evaluation: Evaluation, federation: Federation, metric: str = "") -> str:
-    """A row per client, with the accuracy of each model that exists, in a regression its RMSE, and then its
-    other metrics, as far as rows were kept: the chosen one first."""
+    """One row per client, with the accuracy of each model that exists, in a regression its RMSE, and then its
+    other metrics if rows were kept, the chosen one first."""
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     kinds = ("global", "local", "personal")

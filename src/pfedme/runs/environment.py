@@ -1,4 +1,4 @@
-"""What a run was made with."""
+"""The software and hardware of a run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pfedme.engine.devices import cores
 
 
 def environment() -> dict[str, Any]:
-    """What the numbers were made with."""
+    """The versions and the machine that produced the numbers."""
     return {
         "python": platform.python_version(),
         **{name: importlib.metadata.version(name) for name in ("jax", "jaxlib", "numpy")},

@@ -1,4 +1,4 @@
-"""A run's folder: what is in it, and how it is read, written and refused."""
+"""A run's folder: its files, how they are read and written, and when it is refused."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ LATER = (
     "personalized.csv", "personalized.json", "personalized.png", "personalized.safetensors",
     "newcomers.csv", "newcomers.png", "report.html", "test_rows.csv", "test_rows.parquet",
 )  # fmt: skip
-"""What is made of a finished run, and so is not true of another one."""
+"""Files that are made from a finished run, and so do not apply to another one."""
 
 OWN = "own"
-"""The kind of a model that is the user's own code, which no file describes."""
+"""The kind of a model that is the user's own code, which a file cannot describe."""
 
 EVENTS = "events.out.tfevents.*"
 """Names of TensorBoard's event files."""
@@ -46,7 +46,7 @@ class Folder:
         self.curves = path / "curves.png"
 
     def check_writable(self, *, force: bool) -> None:
-        """Raises an error if the folder cannot be one, or holds something that would be lost."""
+        """Raises an error if the path cannot be a folder, or if the folder holds files that would be lost."""
         refuse_file(self.path)
         if self.record.exists() and not force:
             if (status := self.status()) == "running":
@@ -61,7 +61,7 @@ class Folder:
             raise InputError(f"{self.path} is not empty and holds no run; choose another --out, or --force.")
 
     def claim(self) -> None:
-        """Makes the folder, without what an earlier run left in it."""
+        """Creates the folder, or removes from it what an earlier run left."""
         with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             for old in (self.record, self.checkpoint, self.model, self.clients, self.curves):
@@ -88,20 +88,20 @@ class Folder:
         return self.read().get("status", "")
 
     def client_names(self) -> list[str]:
-        """The clients that were evaluated, as clients.csv lists them; none without it."""
+        """The clients that were evaluated, as listed in clients.csv; empty without that file."""
         if not self.clients.exists():
             return []
         with self.clients.open(newline="", encoding="utf-8") as file:
             return [row["client"] for row in csv.DictReader(file)]
 
     def write_checkpoint(self, tensors: dict[str, np.ndarray], about: dict[str, Any]) -> None:
-        """The state of an unfinished run, with a checksum."""
+        """Writes the state of an unfinished run, with a checksum."""
         signed = about | {"sha256": _digest(tensors, about)}
         content = safetensors.numpy.save(tensors, {"pfedme": json.dumps(signed)})
         atomic_write(self.checkpoint, content)
 
     def read_checkpoint(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        """What `write_checkpoint` was given, once it is known to be whole."""
+        """The state that `write_checkpoint` was given, after checking that it is intact."""
         try:
             with safetensors.safe_open(self.checkpoint, framework="numpy") as file:
                 about = json.loads(file.metadata()["pfedme"])
@@ -115,10 +115,10 @@ class Folder:
         return tensors, about
 
     def bad_checkpoint(self, what: str) -> str:
-        """What is wrong with the checkpoint, and the cure."""
+        """Says what is wrong with the checkpoint, and how to fix it."""
         return (
             f"The checkpoint {self.checkpoint} {what}; delete {self.checkpoint.name} to start from round 0 "
-            f"by 'pfedme resume {self.path}'."
+            f"with 'pfedme resume {self.path}'."
         )
 
 
@@ -143,7 +143,7 @@ def models_file(
 
 
 def _about(model: Model) -> dict[str, Any]:
-    """What is needed to use a model; of one that is the user's own code, what it is called."""
+    """Everything needed to use a model; for the user's own code, only its name."""
     try:
         return model.to_json()
     except NotImplementedError:
@@ -151,13 +151,13 @@ def _about(model: Model) -> dict[str, Any]:
 
 
 def read_models(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """The parameters that `models_file` was given, and what it tells about them."""
+    """The parameters that `models_file` was given, and its description of them."""
     try:
         with safetensors.safe_open(path, framework="numpy") as file:
             names = file.keys()
             return {name: file.get_tensor(name) for name in names}, json.loads(file.metadata()["pfedme"])
     except (OSError, KeyError, ValueError, TypeError, safetensors.SafetensorError) as error:
-        raise InputError(f"{path} cannot be read ({error}); make the run again.") from None
+        raise InputError(f"{path} cannot be read ({error}); start the run again.") from None
 
 
 def _digest(tensors: dict[str, np.ndarray], about: dict[str, Any]) -> str:

@@ -1,10 +1,10 @@
-"""Algorithms, models and data of the user's own in a record.
+"""The user's own algorithms, models and data in a record.
 
-What this package knows by name, its own and what other packages register, is recorded by that name. A model
-that a function makes is recorded as `module:function`, and anything else as `module:Class`, with its fields.
-To read such a record it is imported. Where that cannot be, as for a class that was defined inside a function
-or a package that is no longer installed, a stand-in has the recorded name and fields: it can be shown, and
-not run.
+Anything that this package knows by name, its own or registered by another package, is recorded by that name.
+A model that a function builds is recorded as `module:function`, and anything else as `module:Class`, with its
+fields. Reading such a record imports it. If that is impossible, as for a class that was defined inside a
+function or a package that is no longer installed, a stand-in takes the recorded name and fields: it can be
+shown but not run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pfedme.errors import InputError
 
 
 class StandIn:
-    """What a record says of something that cannot be imported."""
+    """Stands in for recorded code that cannot be imported."""
 
     name: ClassVar[str]
     recorded: ClassVar[str]
@@ -42,23 +42,23 @@ class StandIn:
 
     @classmethod
     def refused(cls) -> InputError:
-        """Why it cannot be run."""
-        where = "where it is defined" if ":" in cls.recorded else "where the package that has it is installed"
+        """The error that says why it cannot be run."""
+        where = "where it is defined" if ":" in cls.recorded else "where its package is installed"
         return InputError(
-            f"{cls.recorded}, which this run is made with, cannot be imported here; continue it {where}, or "
-            "start the run again."
+            f"{cls.recorded}, which this run uses, cannot be imported here; resume the run {where}, or start "
+            "it again."
         )
 
 
 def refuse_stand_ins(*parts: Any) -> None:
-    """Raises an error if one of them cannot be run."""
+    """Raises an error if one of the parts cannot be run."""
     for part in parts:
         if isinstance(part, StandIn):
             raise part.refused()
 
 
 def name_of(thing: Any, known: Mapping[str, type] | None = None) -> str:
-    """What a record calls a thing: its name if it is known, else `module:Class` or `module:function`."""
+    """The name of a thing in a record: its name if it is known, else `module:Class` or `module:function`."""
     if isinstance(thing, StandIn):
         return thing.recorded
     if isinstance(thing, OwnModel | MadeModel):
@@ -76,7 +76,7 @@ def recorded(thing: Any, known: Mapping[str, type]) -> dict[str, Any]:
 
 
 def _json(value: Any) -> Any:
-    """The value, or a text that tells of it."""
+    """The value, or a string that describes it."""
     try:
         return json.loads(json.dumps(value))
     except (TypeError, ValueError):
@@ -86,7 +86,7 @@ def _json(value: Any) -> Any:
 
 
 def from_record(what: str, document: Mapping[str, Any], known: Known[Any]) -> Any:
-    """The inverse of `recorded`, for an `algorithm`, `model` or `data`; a stand-in where there is none."""
+    """The inverse of `recorded` for an `algorithm`, `model` or `data`; a stand-in if it is not importable."""
     fields = dict(document)
     name = fields.pop("name")
     if name in known.own:
@@ -105,10 +105,10 @@ def from_record(what: str, document: Mapping[str, Any], known: Known[Any]) -> An
 
 
 def _imported(name: str) -> Any:
-    """What is called `module:Class` or `module:function`, or None."""
+    """The object called `module:Class` or `module:function`, or None."""
     try:
         return imported(name) if ":" in name else None
-    except Exception:  # whatever a module of somebody else raises
+    except Exception:  # a foreign module can raise anything
         return None
 
 

@@ -1,4 +1,4 @@
-"""The ledger of a deployed run: what became of each client's part of each round."""
+"""The ledger of a deployed run: what happened to each client's contribution to each round."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 Outcome = Literal["counted", "dropped", "failed", "late", "absent"]
-"""What became of a client's part of a round. `dropped`: it came, and was not fit to be counted. `failed`: an
-error came instead. `late`: nothing came before the deadline. `absent`: the client was not connected."""
+"""What happened to a client's contribution to a round. `dropped`: it arrived, but was not fit to be counted.
+`failed`: an error arrived instead. `late`: nothing arrived before the deadline. `absent`: the client was not
+connected."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A client's part of one try of a round: a line of the ledger."""
+    """A client's contribution to one attempt at a round: a line of the ledger."""
 
     round: int
     """The first round is 1."""
@@ -24,22 +25,22 @@ class Part:
     outcome: Outcome
     reason: str = ""
     rows: int | None = None
-    """Training rows, where they are told because updates are weighted by them."""
+    """Training rows, if they are reported because updates are weighted by them."""
     norm: float | None = None
-    """‖w_i − w‖, as it came."""
+    """‖w_i − w‖, as it arrived."""
     clipped: float | None = None
-    """What it was shortened to, if it was."""
+    """The norm after clipping, if it was clipped."""
     step: float | None = None
-    """‖w_(t+1) − w_t‖ of a round that counted."""
+    """‖w_(t+1) − w_t‖, if the round counted."""
     without: float | None = None
-    """What that would have been without this client."""
+    """What `step` would have been without this client."""
 
 
 COLUMNS = [field.name for field in dataclasses.fields(Part)]
 
 
 def ledger_csv(parts: Sequence[Part], *, header: bool = True) -> str:
-    """The ledger as text, or some lines of it."""
+    """The ledger, or some lines of it, as CSV."""
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     if header:
@@ -49,7 +50,7 @@ def ledger_csv(parts: Sequence[Part], *, header: bool = True) -> str:
 
 
 def cell(value: Any) -> Any:
-    """A value as a spreadsheet may read it: a text that it would take for a formula gets an apostrophe.
+    """A value that is safe for a spreadsheet: text that it would take for a formula gets an apostrophe.
 
     >>> cell("=1+1"), cell("north"), cell(None), cell(0.12345678)
     ("'=1+1", 'north', '', '0.123457')

@@ -1,4 +1,4 @@
-"""The plan of a comparison: which runs it has, and where they are."""
+"""The plan of a comparison: its runs, and where they are."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PLAN = "compare.json"
 def read_plan(out: Path) -> list[dict[str, Any]]:
     """The runs of a comparison: `label`, `folder` and `config` of each.
 
-    They are the list `runs` of compare.json, or all of it in one that was begun before there were verdicts.
+    They are the list `runs` in compare.json; files from before there were verdicts contain only this list.
     """
     try:
         document = json.loads((out / PLAN).read_text())
@@ -23,7 +23,7 @@ def read_plan(out: Path) -> list[dict[str, Any]]:
         for job in jobs:
             Run.from_json(job["config"])
             if not (isinstance(job["label"], str) and isinstance(job["folder"], str)):
-                raise TypeError("label and folder must be texts")
+                raise TypeError("label and folder must be strings")
         if not jobs:
             raise ValueError("it is empty")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

@@ -1,14 +1,14 @@
-"""The test rows of a run, and what its models make of them: the file from which any metric can be computed.
+"""The test rows of a run with its models' predictions: the file from which any metric can be computed.
 
-A row for each test row of each client that was evaluated. Its columns are
+It has a row for each test row of each client that was evaluated. Its columns are
 
 - `file` and `row`: the file of the table and the number of the row in it, from 1, as in messages; for data
-  that comes from no file, `file` is empty and `row` counts the rows of the client,
+  that does not come from a file, `file` is empty and `row` counts the rows of the client,
 - `client` and `label`,
-- for each model MODEL that the record tells of (`global`, `local`, `personal`): `MODEL_prediction` and, for
+- for each model MODEL in the record (`global`, `local`, `personal`): `MODEL_prediction` and, for
   classes, `MODEL_probability_CLASS`.
 
-It is test_rows.csv, or test_rows.parquet where the CSV file would be large; see `CSV_CELLS` and `MOST_CELLS`.
+It is test_rows.csv, or test_rows.parquet if the CSV file would be large; see `CSV_CELLS` and `MOST_CELLS`.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from pfedme.files import atomic_write
 
 NAMES = ("test_rows.csv", "test_rows.parquet")
 CSV_CELLS = 1_000_000
-"""Cells up to which the file is CSV."""
+"""With at most this many cells, the file is CSV."""
 MOST_CELLS = 100_000_000
-"""Cells beyond which there is no such file."""
+"""With more cells than this, the file is not written."""
 
 
 def write_rows(
     path: Path, simulation: Simulation, who: np.ndarray, models: Mapping[str, Params | None]
 ) -> None:
-    """Writes the file into a folder; `models` are shared by all, or stacked, one for each client of `who`."""
+    """Writes the file to a folder; `models` are shared by all, or stacked, one for each client of `who`."""
     f = simulation.federation
     kinds = {kind: theta for kind, theta in models.items() if theta is not None}
     cells = int(f.n_test[who].sum()) * (4 + len(kinds) * (1 + f.classes))
@@ -91,7 +91,7 @@ def rows_table(simulation: Simulation, who: np.ndarray, kinds: Mapping[str, Para
 
 
 def _scores(simulation: Simulation, kinds: Mapping[str, Params], blocks: Blocks) -> dict[str, np.ndarray]:
-    """Each model's scores of the rows in `blocks`, a row each."""
+    """Each model's scores for the rows in `blocks`, one row each."""
     if not len(blocks.client):
         outputs = max(1, simulation.federation.classes)
         return {kind: np.zeros((0, outputs), np.float32) for kind in kinds}

@@ -1,4 +1,4 @@
-"""One run, described completely: what a record stores and what a command line says."""
+"""The complete description of a run: what a record stores and what a command line specifies."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from pfedme.errors import InputError, unknown
 from pfedme.runs.foreign import StandIn, from_record, name_of, recorded, refuse_stand_ins
 
 NUMBERS = ("rounds", "cohort", "seed", "eval_every", "eval_clients")
-"""The fields of a run that are numbers, by which name they are also options of the command line."""
+"""The fields of a run that are numbers; they are also options of the command line, with the same names."""
 MOST_COHORT = 100
-"""Clients that are drawn in a round, if nothing else is asked for."""
+"""Clients drawn in a round by default."""
 CHOICES = ("metric", "class_weights")
-"""The fields that are one of a few names, options too."""
+"""The fields that take one of a few names, which are options too."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,29 +42,28 @@ class Run:
     data: Source
     model: Description
     rounds: Index = 0
-    """T: communication rounds; 0 trains until the loss on validation rows has stopped falling."""
+    """T: communication rounds; 0 trains until the loss on validation rows stops falling."""
     cohort: Count | None = None
     """S: clients drawn in each round; 100, or all if there are fewer."""
     seed: Seed = 0
     """Seed of the initial model, the cohorts and the mini-batches."""
     eval_every: Count | None = None
-    """Rounds between two evaluations of all models of all clients; a twentieth of all rounds if not given."""
+    """Rounds between evaluations of all models of all clients; if not given, a twentieth of all rounds."""
 
     eval_clients: Count | None = None
-    """How many clients are evaluated; all, or 1,000 where there are more than 10,000."""
+    """How many clients are evaluated; by default all, or 1,000 if there are more than 10,000."""
 
     budget: Count = 1500
-    """Maximum number of rounds of a training that ends when the loss has stopped falling."""
+    """Maximum number of rounds if training ends when the loss stops falling."""
     quarter_at: tuple[int, ...] = ()
     """Rounds after which the step size eta is divided by four, such as 100-150."""
     holdout_clients: Share | tuple[str, ...] | None = None
-    """Share of the clients, or their names, that take no part and come as newcomers when the run has
-    finished."""
+    """Share of the clients, or their names, to hold out; they join as newcomers when the run has finished."""
     personalize: Personalize | None = None
-    """How clients find models of their own when the run has finished; not at all if not given."""
+    """How clients find their own models when the run has finished; if not given, they do not."""
 
     metric: MetricName | None = None
-    """Metric that models are judged by; if not given, accuracy for classes, AUC where one of two classes is
+    """Metric by which models are judged; if not given, accuracy for classes, AUC if one of two classes is
     rare, and R² for quantities."""
     class_weights: Literal["balanced"] | None = None
     """balanced: every class has the same total weight in training; if not given, every row has the same
@@ -77,7 +76,7 @@ class Run:
             "data": recorded(self.data, DATA),
             "model": recorded(self.model, MODELS),
             **{name: getattr(self, name) for name in NUMBERS},
-            # What came later is left out where it is not used, so that earlier records stay what they are.
+            # Newer fields are left out if they are not used, so that earlier records stay the same.
             **({"budget": self.budget} if not self.rounds or self.budget != Run.budget else {}),
             **({"quarter_at": list(self.quarter_at)} if self.quarter_at else {}),
             **({"holdout_clients": _listed(self.holdout_clients)} if self.holdout_clients else {}),
@@ -86,7 +85,7 @@ class Run:
         }
 
     def digest(self) -> str:
-        """A short name made of all that determines this run, which stays the same when options are added."""
+        """A hash of everything that determines this run, which stays the same when new options are added."""
         parts = {"algorithm": self.algorithm, "data": self.data, "model": self.model, "run": self}
         told = {
             what: {
@@ -117,12 +116,12 @@ class Run:
         )  # fmt: skip
 
     def command(self) -> str:
-        """The command that makes this run again; for rows that are in no file, the call in Python."""
+        """The command that repeats this run; for rows that are not in a file, the call in Python."""
         if isinstance(self.data, Table) and not self.data.path:
             return self._call(self.data)
         options = recorded(self.algorithm, ALGORITHMS)
         name = options.pop("name")
-        # What only an algorithm of another package has may be called like another option.
+        # A field that only an algorithm of another package has may have the name of another option.
         ours = {field for cls in ALGORITHMS.own.values() for field in field_types(cls)}
         own = [f"{field}={value}" for field, value in options.items() if field not in ours]
         words = ["pfedme", "run", name + (":" + ",".join(own) if own and name in ALGORITHMS else "")]
@@ -145,7 +144,7 @@ class Run:
         return shlex.join(words)
 
     def _call(self, table: Table) -> str:
-        """The call of `pfedme.train` that makes this run again, where `frame` is the user's own."""
+        """The call of `pfedme.train` that repeats this run, where `frame` is the user's data frame."""
         names = (*OPTIONS, "test_frame")
         own = {f.name: getattr(table, f.name) for f in dataclasses.fields(table) if f.name in names}
         given = {
@@ -162,10 +161,10 @@ class Run:
         return f"pfedme.train({algorithm!r}, pfedme.Table({rows}), model={model!r}, {rest})"
 
     def program(self) -> Hashable:
-        """What two runs have in common if one compiled program can carry out both, at the same pace."""
+        """A key that two runs share if one compiled program can carry out both in step."""
         shape = jax.tree.structure((self.algorithm, self.model))
         numbers = (getattr(self, name) for name in (*NUMBERS, "class_weights") if name != "seed")
-        # Newcomers are drawn by seed: runs that hold clients out have federations of their own.
+        # Newcomers are drawn by seed: runs that hold out clients have different federations.
         return shape, self.data, *numbers, (self.holdout_clients, self.seed if self.holdout_clients else None)
 
     def prepare(self) -> tuple[Run, Simulation]:
@@ -173,7 +172,7 @@ class Run:
         check(self, "the run")
         if self.quarter_at and not self.rounds:
             raise InputError(
-                f"--quarter-at {'-'.join(map(str, self.quarter_at))} is for a given number of rounds; give "
+                f"--quarter-at {'-'.join(map(str, self.quarter_at))} needs a given number of rounds; give "
                 "--rounds too, or leave it out."
             )
         refuse_stand_ins(self.algorithm, self.data, self.model)
@@ -188,7 +187,7 @@ class Run:
         if eval_clients > federation.clients:
             raise InputError(f"--eval-clients {eval_clients} is more than the {federation.clients} clients.")
         described = self.model.with_defaults(federation.features, federation.shape)
-        metric_for(federation, self.metric)  # whether it fits
+        metric_for(federation, self.metric)  # raises an error if it does not fit
         model = described.build(federation.features, federation.classes)
         if self.class_weights:
             model = dataclasses.replace(model, class_weights=balanced_weights(federation))
@@ -207,11 +206,11 @@ class Run:
 
     @property
     def rechooses(self) -> bool:
-        """Whether clients choose a λ of their own while they train."""
+        """Whether clients choose their own λ during training."""
         return isinstance(self.algorithm, PFedMe) and self.algorithm.rechoose > 0
 
     def refuse_to_offer(self) -> None:
-        """Raises an error if clients cannot be offered models when this run has finished."""
+        """Raises an error if this run cannot offer models to clients when it has finished."""
         if not self.algorithm.has_global:
             raise InputError(
                 f"{self.algorithm.name} trains no shared model that a client could start from; use a run of "
@@ -219,27 +218,27 @@ class Run:
             )
         if self.rechooses:
             raise InputError(
-                "A run with --rechoose chooses by the rows that would judge its clients' models afterwards; "
+                "A run with --rechoose has already used the rows that would judge its clients' models; "
                 "personalize a run without it."
             )
 
     def parties(self) -> tuple[Federation, Federation | None]:
-        """The clients that take part, and those that come later, if any do."""
+        """The clients that take part, and those that are held out, if any."""
         federation = load(self.data)
         if self.holdout_clients is None:
             return federation, None
         later = self._later(federation)
         if not 0 < len(later) < federation.clients:
             raise InputError(
-                f"--holdout-clients {self.held_out}: of {federation.clients} clients that leaves "
-                f"{len(later)} newcomers and {federation.clients - len(later)} to train with; both must be "
-                "there."
+                f"--holdout-clients {self.held_out}: of {federation.clients} clients this leaves "
+                f"{len(later)} newcomers and {federation.clients - len(later)} to train with; there must be "
+                "some of both."
             )
         stay = np.setdiff1d(np.arange(federation.clients), later)
         return federation.take(stay), federation.take(later)
 
     def _later(self, federation: Federation) -> np.ndarray:
-        """The clients that come later, by their places in the federation."""
+        """The positions in the federation of the clients that are held out."""
         if isinstance(self.holdout_clients, tuple):
             return named_clients(federation, self.holdout_clients)
         later = round((self.holdout_clients or 0) * federation.clients)
@@ -248,7 +247,7 @@ class Run:
 
     @property
     def held_out(self) -> str:
-        """The clients that come later, in words: `20 % of the clients`, or their names."""
+        """The clients that are held out, in words: `20 % of the clients`, or their names."""
         later = self.holdout_clients
         if isinstance(later, tuple):
             return listed(later, quote=False)
@@ -256,7 +255,7 @@ class Run:
 
 
 def parse_held_out(text: str) -> float | tuple[str, ...]:
-    """A share of clients, or clients' names, joined by commas; a whole number is a name.
+    """A share of clients, or clients' names separated by commas; a whole number is a name.
 
     >>> parse_held_out("0.2"), parse_held_out("Dayton,Seattle"), parse_held_out("3")
     (0.2, ('Dayton', 'Seattle'), ('3',))
@@ -265,7 +264,7 @@ def parse_held_out(text: str) -> float | tuple[str, ...]:
 
 
 def named_clients(federation: Federation, names: Sequence[str]) -> np.ndarray:
-    """The places of clients with these names, in the order of the federation."""
+    """The positions of the clients with these names, in the order of the federation."""
     known = {federation.name(i): i for i in range(federation.clients)}
     for name in names:
         if name not in known:
@@ -275,8 +274,8 @@ def named_clients(federation: Federation, names: Sequence[str]) -> np.ndarray:
 
 
 def balanced_weights(federation: Federation) -> tuple[float, ...]:
-    """Weights of the classes that make them count alike in the training rows of all clients: n / (C n_c) for
-    the n_c of n rows that have class c, of C classes that occur. Their mean over these rows is 1."""
+    """Class weights that give every class the same total weight in the training rows of all clients:
+    n / (C n_c) if n_c of the n rows have class c and C classes occur. Their mean over these rows is 1."""
     if not federation.classes:
         raise InputError(
             "--class-weights balanced is for classes, and the label is a quantity; leave it out."
@@ -288,7 +287,7 @@ def balanced_weights(federation: Federation) -> tuple[float, ...]:
 
 
 def load(source: Source) -> Federation:
-    """The federation of a source; the last two are kept."""
+    """The federation of a source; the last two are cached."""
     return _load(pinned(source))
 
 
@@ -302,7 +301,7 @@ def _listed(value: Any) -> Any:
 
 
 def _text(name: str, thing: Any) -> str:
-    """`name:field=value,...` with the fields that are not at their defaults."""
+    """`name:field=value,...` with the fields that differ from their defaults."""
     pairs = []
     for field in () if isinstance(thing, OwnModel | MadeModel | StandIn) else dataclasses.fields(thing):
         value = getattr(thing, field.name)

@@ -1,4 +1,4 @@
-"""Every client's score in finished runs, and whether they show that joining pays."""
+"""Every client's scores in finished runs, and whether they show that joining pays."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pfedme.errors import InputError
 from pfedme.runs.folder import Folder
 
 KINDS = ("personal", "global")
-"""The models that a client can take home, by preference where no validation loss tells."""
+"""The models that a client can keep, in order of preference if there is no validation loss to decide."""
 Ran = tuple[str, Path, dict[str, Any]]
 """The label of a run, its folder and its record."""
 Scores = dict[str, tuple[float, int]]
@@ -34,12 +34,12 @@ class Scored(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What a sentence calls it."""
+        """Its name in sentences."""
         return f"{self.method}'s {self.kind} model{'' if self.kind == 'global' else 's'}"
 
 
 def _joins(name: str) -> bool:
-    """Whether clients train together by an algorithm of this name; one that is not known here counts."""
+    """Whether clients train together with an algorithm of this name; unknown algorithms count."""
     cls = ALGORITHMS.get(name)
     return cls is None or cls.federated
 
@@ -47,8 +47,9 @@ def _joins(name: str) -> bool:
 def verdict_of(runs: Sequence[Ran]) -> Verdict | None:
     """Whether joining pays; None if runs of `alone` and of a federated method did not both finish.
 
-    Of several joined models the one with the lowest loss on validation rows is compared; without such losses
-    that of the first method, its personal models if it has any. Test scores play no part in that choice.
+    Of several joined models, the one with the lowest loss on validation rows is compared; without such
+    losses, that of the first method, its personal models if it has any. Test scores play no part in that
+    choice.
     """
     finished = [run for run in runs if run[2]["final"]]
     sides = [
@@ -83,16 +84,16 @@ def between(joined: Scored, alone: Scored, measure: Measure, *, improving: bool 
 
 
 def preferred(models: Sequence[Scored]) -> Scored:
-    """The model with the lowest validation loss, or the first one where none was measured."""
+    """The model with the lowest validation loss, or the first one if none was measured."""
     judged = [(model.validation, place) for place, model in enumerate(models) if model.validation is not None]
     return models[min(judged)[1]] if judged else models[0]
 
 
 def _measures(record: dict[str, Any]) -> list[Measure]:
-    """What clients can be judged by, the metric of the run first.
+    """The metrics by which clients can be judged, the metric of the run first.
 
-    Of quantities it is RMSE rather than R², which a client whose few labels are nearly alike can make as
-    large and negative as it likes.
+    For quantities it is RMSE rather than R², which becomes arbitrarily negative for a client whose few labels
+    are nearly the same.
     """
     keys = [record["metric"]["key"]] if record.get("metric") else []
     keys = ["rmse" if key == "r2" else key for key in keys]
@@ -100,7 +101,7 @@ def _measures(record: dict[str, Any]) -> list[Measure]:
 
 
 def _scored(runs: Sequence[Ran], measure: Measure) -> list[Scored]:
-    """The models of some runs for which clients have such a score."""
+    """The models of some runs for which clients have a score in this metric."""
     found = []
     for label in dict.fromkeys(label for label, _, _ in runs):
         own = [(path, record) for name, path, record in runs if name == label]

@@ -1,1 +1,1 @@
-"""Searches for hyperparameters."""
+"""The search for hyperparameters."""

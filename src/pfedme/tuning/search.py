@@ -1,4 +1,4 @@
-"""A search for hyperparameters, described completely: what is tried, and what it is judged by."""
+"""The complete description of a search for hyperparameters: what is tried, and how it is judged."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ How = Literal["tpe", "grid"]
 
 @dataclasses.dataclass(frozen=True)
 class Axis:
-    """What may be tried of one hyperparameter: a range for TPE, and the values of the grid."""
+    """The values to try for one hyperparameter: a range for TPE, and the values of the grid."""
 
     range: FloatDistribution | IntDistribution | CategoricalDistribution
     grid: tuple[float | str, ...]
-    """A single value is no axis of the grid: the algorithm's own default stays."""
+    """With a single value, the grid does not vary this hyperparameter: the algorithm's default stays."""
 
 
 def _log(low: float, high: float) -> FloatDistribution:
@@ -41,7 +41,7 @@ def _log(low: float, high: float) -> FloatDistribution:
 
 
 def around(step: float) -> Axis:
-    """What is tried of a step size, around one that is stable.
+    """The values to try for a step size, around one that is stable.
 
     >>> around(0.6)
     Axis(range=FloatDistribution(high=1.8, log=True, low=0.02, step=None), grid=(0.06, 0.18, 0.6))
@@ -53,11 +53,11 @@ def around(step: float) -> Axis:
 
 
 def _three_digits(value: float) -> float:
-    """A number that can be read and typed."""
+    """The number rounded to three significant digits, which is easy to read and type."""
     return float(f"{value:.3g}")
 
 
-# R, K and F are part of a compiled program, so that each of their values is compiled once; hence few.
+# R, K and F are part of a compiled program, and each of their values is compiled once; hence few values.
 AXES: dict[str, Axis] = {
     "lam": Axis(_log(0.1, 100), (5.0, 10.0, 15.0, 20.0, 30.0)),
     "eta": around(1.0),
@@ -68,12 +68,12 @@ AXES: dict[str, Axis] = {
     "F": Axis(IntDistribution(250, 1000, step=250), (250, 500, 1000)),
     "aggregation": Axis(CategoricalDistribution(("uniform", "samples")), ("uniform", "samples")),
 }
-"""What is tried of an algorithm that has the field; step sizes are in units of what is stable. The grid is in
-the spirit of the paper's settings."""
+"""The values to try for each field that an algorithm may have; step sizes are multiples of a stable one. The
+grid is in the spirit of the paper's settings."""
 
 
 def axes(algorithm: Algorithm) -> dict[str, Axis]:
-    """The axes of an algorithm: one for each of its fields that is known above and has an effect.
+    """The axes of an algorithm: one for each of its fields that is in `AXES` and has an effect.
 
     >>> from pfedme.algorithms import Alone, PFedMe
     >>> list(axes(PFedMe())), list(axes(PFedMe(nu=0.1))), list(axes(Alone()))
@@ -86,7 +86,7 @@ def axes(algorithm: Algorithm) -> dict[str, Axis]:
 
 
 def _trained_enough(run: Run, watch: Watch) -> tuple[Run, dict[str, float]]:
-    """The run with as many rounds as it takes to converge, if none are given; and its stable step sizes."""
+    """The run, with as many rounds as it takes to converge if none are given; and its stable step sizes."""
     _, simulation = run.prepare()
     steps = {name: getattr(simulation.algorithm, name) for name in run.algorithm.steps}
     if not run.rounds:
@@ -97,42 +97,43 @@ def _trained_enough(run: Run, watch: Watch) -> tuple[Run, dict[str, float]]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Search:
-    """Everything that determines a search but for how many trials it is given."""
+    """Everything that determines a search, except the number of trials."""
 
     run: Run
-    """What all trials have in common."""
+    """The settings that all trials share."""
     how: How
     space: dict[str, BaseDistribution]
-    """What is tried of each hyperparameter that is not fixed."""
+    """The values to try for each hyperparameter that is not fixed."""
     folds: int = 5
-    """One of so many parts of each client's training rows is for validation."""
+    """One fold out of this many of each client's training rows is used for validation."""
     evaluations: int = 8
-    """How often a trial is judged in the course of its rounds."""
+    """How often a trial is evaluated during its rounds."""
     drawn: int = 10
     """Trials drawn at random before TPE follows the better ones."""
     spared: int = 5
     """Trials that must be complete before another is stopped for being worse than half of them."""
     patience: float = 0.25
-    """Share of its rounds in which no trial is stopped, for small steps look worse there than they are."""
+    """Initial share of its rounds in which no trial is stopped, because small steps look worse there than
+    they are."""
 
     @classmethod
     def over(cls, run: Run, fixed: Set[str], how: How, watch: Watch = lambda _: None) -> Search:
-        """The search over all that is not `fixed` of a run's hyperparameters.
+        """The search over all of a run's hyperparameters that are not `fixed`.
 
-        `watch` is told the rounds of the training that finds out how many a trial takes.
+        `watch` is called with the rounds of the pilot that finds out how many rounds a trial needs.
         """
         own = to_json(run.algorithm)
         if own.get("adapt_on") == "test":
             raise InputError("--adapt-on test reads test rows, which a search must not; leave it out.")
         if own.get("rechoose"):
-            raise InputError("--rechoose chooses λ by the rows that a search judges by; leave it out.")
+            raise InputError("--rechoose chooses λ on the rows that a search judges by; leave it out.")
         known = axes(run.algorithm)
         free = {name: axis for name, axis in known.items() if name not in fixed}
         if how == "grid":
             free = {name: axis for name, axis in free.items() if len(axis.grid) > 1}
         if not free:
             raise InputError(
-                f"There is nothing to search, because each of {', '.join(known)} is given or has one value; "
+                f"There is nothing to search: each of {', '.join(known)} is given or has only one value; "
                 "leave an option out, or train with 'pfedme run'."
             )
         run, stable = _trained_enough(run, watch)
@@ -144,7 +145,7 @@ class Search:
         return cls(run=run, how=how, space=space)
 
     def to_json(self) -> dict[str, Any]:
-        """This search as JSON values, the content of tune.json; a searched field holds what is tried."""
+        """This search as JSON values, the content of tune.json; a searched field holds the values to try."""
         run = self.run.to_json()
         tried = {name: json.loads(distribution_to_json(d)) for name, d in self.space.items()}
         numbers = ("folds", "evaluations", "drawn", "spared", "patience")
@@ -158,7 +159,7 @@ class Search:
         }
 
     def settings(self, params: dict[str, Any]) -> dict[str, Any]:
-        """What a trial is carried out with: its numbers to three digits."""
+        """The settings that a trial uses: its numbers rounded to three digits."""
         return {k: _three_digits(v) if isinstance(v, float) else v for k, v in params.items()}
 
     def run_with(self, settings: dict[str, Any]) -> Run:
@@ -168,7 +169,7 @@ class Search:
         return dataclasses.replace(self.run, algorithm=algorithm)
 
     def stops(self) -> list[int]:
-        """The rounds after which a trial is judged; the last one is the end."""
+        """The rounds after which a trial is evaluated; the last one is the end."""
         return sorted({-(-self.run.rounds * k // self.evaluations) for k in range(1, self.evaluations + 1)})
 
     def grid(self) -> list[dict[str, Any]]:

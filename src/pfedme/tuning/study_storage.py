@@ -1,4 +1,4 @@
-"""A search's folder: tune.json says what is searched, and trials.journal what has been tried."""
+"""A search's folder: tune.json describes the search, and trials.journal has the trials so far."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pfedme.tuning.search import Search
 
 
 def check_same_search(out: Path, search: Search) -> None:
-    """Raises an error if the folder cannot be one, or holds anything but this search."""
+    """Raises an error if the path cannot be a folder, or if the folder holds anything but this search."""
     refuse_file(out)
     plan = out / "tune.json"
     if not plan.exists():
@@ -32,7 +32,7 @@ def check_same_search(out: Path, search: Search) -> None:
     here = _flat(search.to_json())
     if other := [name for name in {**here, **there} if there.get(name) != here.get(name)]:
         said = ", ".join(f"{name.removeprefix('algorithm.')} is {_said(there.get(name))}" for name in other)
-        raise InputError(f"{out} holds another search, where {said}; choose another --out.")
+        raise InputError(f"{out} holds a different search, in which {said}; choose another --out.")
 
 
 def _flat(plan: dict[str, Any]) -> dict[str, Any]:
@@ -49,13 +49,13 @@ def _said(value: Any) -> str:
 
 @contextmanager
 def opened(out: Path, search: Search) -> Iterator[optuna.Study]:
-    """The study in a folder, for this process alone; a trial that nobody carries out any more has failed."""
+    """The study in a folder, locked for this process; trials that an earlier process left running fail."""
     optuna.logging.set_verbosity(optuna.logging.CRITICAL)
     out.mkdir(parents=True, exist_ok=True)
     atomic_write(out / "tune.json", json.dumps(search.to_json(), indent=1) + "\n")
     journal = out / "trials.journal"
     with alone(journal) as file:
-        for stale in out.glob(f"{journal.name}.lock*"):  # Optuna's own, which outlive a killed process
+        for stale in out.glob(f"{journal.name}.lock*"):  # Optuna's own locks, which survive a killed process
             stale.unlink()
         lines = journal.read_bytes().splitlines(keepends=True)
         if lines and not lines[-1].endswith(b"\n"):  # cut short when the process ended
@@ -69,7 +69,7 @@ def opened(out: Path, search: Search) -> Iterator[optuna.Study]:
                 study.tell(trial.number, state=TrialState.FAIL)
             for trial in study.get_trials(states=(TrialState.COMPLETE, TrialState.PRUNED)):
                 if trial.distributions != search.space:
-                    raise ValueError(f"trial {trial.number} is not of this search")
+                    raise ValueError(f"trial {trial.number} does not belong to this search")
         except (ValueError, KeyError, TypeError, AttributeError, AssertionError) as error:
             raise InputError(
                 f"{journal} is damaged ({error}); delete {out}, or choose another --out."
@@ -78,8 +78,8 @@ def opened(out: Path, search: Search) -> Iterator[optuna.Study]:
 
 
 def _study(journal: Path, search: Search) -> optuna.Study:
-    # The median rule rather than successive halving: it needs no budget to be chosen, judges a trial only by
-    # complete ones, and with a few dozen trials halving would decide most of them by their first rounds.
+    # The median rule rather than successive halving: it needs no choice of a budget and compares a trial only
+    # with complete ones; with a few dozen trials, halving would decide most of them by their first rounds.
     pruner = optuna.pruners.MedianPruner(
         n_startup_trials=search.spared, n_warmup_steps=int(search.patience * search.run.rounds)
     )

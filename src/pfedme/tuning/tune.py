@@ -1,11 +1,11 @@
-"""A search for hyperparameters carried out; it can be stopped at any moment and goes on.
+"""Carries out a search for hyperparameters, which can be stopped at any time and resumed.
 
-Of each client's training rows a part is held out. A trial trains on the others, and its score is the
-accuracy, or another metric, over all clients' held-out rows of the model that matters: the personal one where
-there is one, else the global one. Test rows are never read.
+A part of each client's training rows is held out. A trial trains on the others, and its score is the
+accuracy, or another metric, of the model that matters over all clients' held-out rows: the personal model if
+there is one, otherwise the global one. Test rows are never read.
 
-What is tried next is addressed, not threaded: it is a function of the seed and of the trials that have
-finished, whatever was interrupted between them. So a search that was killed ends as if it had not been.
+The next trial is addressed, not threaded: it is a function of the seed and of the trials that have finished,
+no matter what was interrupted between them. So a search that was killed ends as if it had not been.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from pfedme.tuning.search import Search
 from pfedme.tuning.study_storage import check_same_search, opened
 
 TRIALS = 30
-"""Trials of a TPE search if no number is given."""
+"""Default number of trials of a TPE search."""
 ENOUGH = 20
-"""Complete trials from which it can be told what mattered."""
+"""Complete trials needed to say which hyperparameters mattered."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,15 +46,15 @@ class Tried:
     state: Literal["complete", "pruned", "diverged", "interrupted"]
     settings: dict[str, Any]
     accuracy: float | None
-    """On validation rows, after `rounds` rounds; R² in a regression, or the metric that was chosen. None if
-    it diverged or was interrupted."""
+    """On validation rows, after `rounds` rounds; R² in a regression, or the chosen metric. None if the trial
+    diverged or was interrupted."""
     rounds: int
     model: str | None
     """Which model was judged, `personal` or `global`; None if the trial was stopped."""
 
     @classmethod
     def of(cls, trial: FrozenTrial, search: Search, measure: Measure) -> Tried:
-        """A trial as Optuna keeps it, to whom more is always better."""
+        """Converts a trial of Optuna, for which higher is always better."""
         about = trial.user_attrs
         accuracy = None if trial.value is None else measure.orientation * trial.value
         rounds = max(trial.intermediate_values, default=0)
@@ -74,13 +74,13 @@ class Tuning:
     search: Search
     trials: tuple[Tried, ...]
     mattered: dict[str, float]
-    """Each hyperparameter's share in what set the best trials apart; empty if too few are complete."""
+    """Each hyperparameter's importance for the best trials, as a share; empty if too few are complete."""
     measure: Measure = ACCURACY
-    """What trials are judged by."""
+    """The metric by which trials are judged."""
 
     @property
     def best(self) -> list[Tried]:
-        """The complete trials, the best first, and of two that are alike the earlier one."""
+        """The complete trials, best first; of two that tie, the earlier one comes first."""
         complete = [trial for trial in self.trials if trial.state == "complete"]
         return sorted(complete, key=lambda trial: -self.measure.orientation * (trial.accuracy or 0.0))
 
@@ -97,12 +97,12 @@ class Tuning:
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """What a watcher of a search is told after every evaluation."""
+    """The progress of a search, reported after every evaluation."""
 
     finished: int
     trials: int
     round: int
-    """Of the trial under way."""
+    """The current round of the current trial."""
     rounds: int
     best: float | None
     """The best score of a complete trial."""
@@ -113,15 +113,15 @@ Watch = Callable[[Step], None]
 
 
 def tune(search: Search, trials: int | None, out: Path, *, watch: Watch = lambda _: None) -> Tuning:
-    """Carries out a search in the folder `out`, or goes on with it, until so many trials have finished.
+    """Carries out or resumes a search in the folder `out`, until so many trials have finished.
 
-    Without a number they are 30, or all points of the grid.
+    The default is 30 trials, or all points of the grid.
     """
     check_same_search(out, search)
     bench = Bench(search)
     grid = search.grid() if search.how == "grid" else []
     wanted = min(trials or len(grid), len(grid)) if grid else trials or TRIALS
-    with writing(out, " Make room, then the same command goes on."), opened(out, search) as study:
+    with writing(out, " Free some space, then run the same command to resume."), opened(out, search) as study:
         while (tuning := report(study, search, out, bench.measure)).finished < wanted:
             best = tuning.best[0].accuracy if tuning.best else None
             step = Step(tuning.finished, wanted, 0, search.run.rounds, best, bench.measure)
@@ -134,7 +134,7 @@ def tune(search: Search, trials: int | None, out: Path, *, watch: Watch = lambda
 
 
 def report(study: optuna.Study, search: Search, out: Path, measure: Measure) -> Tuning:
-    """What has been found so far, also written into the folder."""
+    """The results so far, which are also written to the folder."""
     ended = [trial for trial in study.get_trials(deepcopy=False) if trial.state.is_finished()]
     tried = tuple(Tried.of(trial, search, measure) for trial in ended)
     tuning = Tuning(search, tried, mattered(study, search), measure)
@@ -144,13 +144,13 @@ def report(study: optuna.Study, search: Search, out: Path, measure: Measure) -> 
 
 
 def ask(study: optuna.Study, search: Search, grid: list[dict[str, Any]], finished: int) -> Trial:
-    """The trial that comes after so many finished ones."""
+    """The next trial after so many finished ones."""
     if grid and not study.get_trials(states=(TrialState.WAITING,)):
         study.enqueue_trial(grid[finished])
     elif not grid:
         seed = int(np.random.SeedSequence([search.run.seed, finished]).generate_state(1)[0])
         with quiet():
-            # Together, not one by one: the steps that are stable depend on each other and on λ.
+            # Sampled jointly, because the step sizes that are stable depend on each other and on λ.
             study.sampler = optuna.samplers.TPESampler(
                 seed=seed, n_startup_trials=search.drawn, multivariate=True, constant_liar=False
             )
@@ -158,7 +158,7 @@ def ask(study: optuna.Study, search: Search, grid: list[dict[str, Any]], finishe
 
 
 class Bench:
-    """Where trials are carried out: the federation with rows held out."""
+    """Carries out trials on the federation with rows held out."""
 
     def __init__(self, search: Search) -> None:
         self.search = search
@@ -167,17 +167,17 @@ class Bench:
         self.model, self.cohort = whole.model, whole.cohort
         self.who = whole.evaluated(self.run.eval_clients or whole.federation.clients)
         self.measure, _ = metric_for(whole.federation, search.run.metric)
-        self.sums = self.measure in (ACCURACY, R2)  # what does not need every row
+        self.sums = self.measure in (ACCURACY, R2)  # metrics that do not need every row
         rows = Blocks.cut(*(a[self.who] for a in self.federation.rows("validation"))).rows()
         if not len(rows):
             raise InputError(
-                f"No client has {search.folds} training rows, of which one could be kept to judge by; "
-                "give clients more rows, or choose settings by hand with 'pfedme run'."
+                f"No client has {search.folds} training rows, the least from which one can be held out for "
+                "validation; give clients more rows, or choose settings by hand with 'pfedme run'."
             )
         alike = ("r2", "auc", "balanced_accuracy", "recall", "precision", "f1")
         if self.measure.key in alike and not np.ptp(self.federation.y[rows]):
             raise InputError(
-                "The labels of all rows that were kept to judge by are alike, so that nothing can be told by "
+                "All validation rows have the same label, so trials cannot be judged by "
                 f"{self.measure.name}; give clients more rows, or choose settings by hand with 'pfedme run'."
             )
 
@@ -199,12 +199,12 @@ class Bench:
                     state, self.who, on="validation", train=False, rows=not self.sums
                 )
             if not (evaluation and evaluation.finite):
-                # Told to Optuna as pruned rather than as failed, because TPE learns from those.
+                # Reported to Optuna as pruned rather than as failed, because TPE learns from pruned trials.
                 trial.set_user_attr("diverged", state.t)
                 return None
             kind = "personal" if "personal" in evaluation.test else "global"
             score = evaluation.test[kind].over_all_rows(self.measure.key)
-            # What is undefined, as precision is where nothing is called positive, is worst.
+            # An undefined score, such as precision if no row is predicted positive, counts as the worst.
             accuracy = self.measure.orientation * (0.0 if score is None else score)
             trial.report(accuracy, state.t)
             watch(state.t)
@@ -215,7 +215,7 @@ class Bench:
 
 
 def mattered(study: optuna.Study, search: Search) -> dict[str, float]:
-    """Each hyperparameter's share in what set the best trials apart, by PED-ANOVA."""
+    """Each hyperparameter's importance for the best trials, by PED-ANOVA."""
     if len(search.space) < 2 or len(study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))) < ENOUGH:
         return {}
     with quiet():
@@ -224,7 +224,7 @@ def mattered(study: optuna.Study, search: Search) -> dict[str, float]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Optuna's warnings that something is experimental are for its developers."""
+    """Suppresses Optuna's warnings about experimental features."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

@@ -1,1 +1,1 @@
-"""What a person sees: progress while something is under way, tables and sentences at the end."""
+"""Output for people: progress while a command runs, tables and sentences at the end."""

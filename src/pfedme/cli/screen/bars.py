@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pfedme.tuning.tune import Step as SearchStep
 
 PATIENCE_S = 2.0
-"""Seconds without a word."""
+"""Seconds before the first sign of progress."""
 LINE_EVERY_S = 2.0
 """Seconds between two lines where there is no terminal."""
 
@@ -34,7 +34,7 @@ class TrainingBar(Live):
         self.said = time.monotonic()
 
     def pilot(self, name: str, round: int) -> None:
-        """Shows that it is being found out how long `name` takes."""
+        """Shows that a pilot is finding out how long to train `name`."""
         self.show(f"{name:<8}", round, None, ["finding out how long to train"])
         self.say(f"{name}: finding out how long to train, round {round}")
 
@@ -52,11 +52,11 @@ class Bar(TrainingBar):
     def __init__(self, total: int | None) -> None:
         super().__init__("", total)
         self.total, self.entry = total, {}
-        self.rounds: dict[int, int] = {}  # of each run, now
-        self.before: dict[int, int] = {}  # and when it was first heard of, as when it is resumed
+        self.rounds: dict[int, int] = {}  # the current round of each run
+        self.before: dict[int, int] = {}  # its round when first seen; not 0 if it was resumed
 
     def __call__(self, name: str, place: int, step: Step) -> None:
-        """Shows that run number `place`, called `name`, has come to `step`."""
+        """Shows that run number `place`, called `name`, has reached `step`."""
         if step.pilot:
             self.pilot(name, step.round)
             return
@@ -81,10 +81,10 @@ class SearchBar(TrainingBar):
 
     def __init__(self) -> None:
         super().__init__("trials")
-        self.before: int | None = None  # trials that had finished when the search was taken up again
+        self.before: int | None = None  # trials that had finished when the search was resumed
 
     def __call__(self, step: SearchStep) -> None:
-        """Shows how far the search has come."""
+        """Shows the progress of the search."""
         what = step.measure
         best = ""
         if step.best is not None:
@@ -112,8 +112,8 @@ class Steps(Live):
 
 @contextlib.contextmanager
 def waiting(what: str) -> Iterator[Callable[[str], None]]:
-    """A sign of life on standard error after two seconds; what it yields changes the text on a terminal."""
-    # A copy of it, because what polars says there is held back while a table is read.
+    """Shows `what` on standard error after two seconds; yields a function that changes it on a terminal."""
+    # A copy of standard error, because polars' messages there are suppressed while a table is read.
     with os.fdopen(os.dup(2), "w") as said:
         status = Console(file=said).status(what) if said.isatty() else None
         start = status.start if status else lambda: print(f"{what} ...", file=said, flush=True)

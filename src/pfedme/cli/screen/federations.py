@@ -1,4 +1,4 @@
-"""What a federation looks like, and what is odd about it."""
+"""The description of a federation, and notes on anything odd about it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from pfedme.data.federation import Federation
 
 MOST_NOTES = 8
-"""Notes on a table that are printed after a run."""
+"""At most this many notes on a table are printed after a run."""
 
 
 def print_description(name: str, description: dict[str, Any], federation: Federation) -> None:
-    """Prints what a federation looks like."""
+    """Prints the description of a federation."""
     console = standard_output()
     table = plain_table(name, ["", ""], _in_words(description))
     table.show_header, table.columns[-1].no_wrap = False, False
@@ -32,11 +32,11 @@ def print_description(name: str, description: dict[str, Any], federation: Federa
 
 
 def _in_words(d: dict[str, Any]) -> list[tuple[str, str]]:
-    """What there is to say about a federation, each with its name."""
+    """The facts about a federation, each with its name."""
     sizes = d["rows_per_client"]
     return [
         ("clients", f"{d['clients']:,}"),
-        ("rows", f"{d['rows']:,} ({d['train_rows']:,} to train on, {d['test_rows']:,} to test on)"),
+        ("rows", f"{d['rows']:,} ({d['train_rows']:,} for training, {d['test_rows']:,} for testing)"),
         ("rows per client", f"{sizes['min']:,} to {sizes['max']:,}, median {sizes['median']:,.0f}"),
         ("features", f"{d['features']:,}"),
         *words.about_task(d),
@@ -58,7 +58,7 @@ def print_notes(notes: Sequence[str]) -> None:
 
 
 def _about_labels(d: dict[str, Any]) -> list[tuple[str, str]]:
-    """What labels there are, and how they are spread over clients."""
+    """The labels, and how they are distributed over clients."""
     if d["classes"]:
         own = d["labels_per_client"]
         spread = f"{own['min']}" if own["min"] == own["max"] else f"{own['min']} to {own['max']}"
@@ -66,5 +66,5 @@ def _about_labels(d: dict[str, Any]) -> list[tuple[str, str]]:
     label, mean, std = d["label"], d["label_mean_per_client"], d["label_std_per_client"]
     ranges = (f"{measured(v['min'])} to {measured(v['max'])}" for v in (label, mean, std))
     whole = f"mean {measured(label['mean'])}, standard deviation {measured(label['std'])}"
-    names = ("label (a number)", "its mean in a client", "its deviation in a client")
+    names = ("label (a number)", "its mean per client", "its deviation per client")
     return [(name, told) for name, told in zip(names, ranges, strict=True)] + [("over all rows", whole)]

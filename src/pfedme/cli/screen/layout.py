@@ -25,8 +25,8 @@ def print_table(
     *,
     wrap_last: bool = False,
 ) -> None:
-    """Prints a table that fits: heads are broken first, and then the columns `spare`, and others from the
-    right, are left out. No number is ever cut. The last column of a listing may take several lines."""
+    """Prints a table that fits the terminal: headers are wrapped first, then the columns `spare`, and then
+    others from the right, are dropped. Numbers are never cut. With `wrap_last`, the last column may wrap."""
     header, kept = list(header), list(range(len(header)))
     order = [header.index(name) for name in spare if name in header]
     order += [k for k in range(len(header) - 1, 1, -1) if k not in order]
@@ -51,7 +51,7 @@ def print_table(
             break
         kept.remove(k)
         table = made(broken=True)
-    if not fits(table):  # a name that is very long
+    if not fits(table):  # a very long name
         table.columns[0].no_wrap, table.columns[0].overflow = False, "fold"
     console.print(table)
     if left_out := [header[k] for k in range(len(header)) if k not in kept]:

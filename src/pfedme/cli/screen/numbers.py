@@ -21,14 +21,14 @@ def accuracies(entry: dict[str, Any], kinds: Sequence[str] = tables.KINDS) -> st
 
 
 def with_half_width(what: Measure, value: float | None, half: float | None) -> str:
-    """`83.21 ± 0.40`, from a number as it is shown and a half-width as it is recorded."""
+    """`83.21 ± 0.40`, from a number in displayed units and a half-width in recorded units."""
     if value is None or half is None:
         return what.text(value)
     return f"{what.text(value)} ± {scaled(what, half)}"
 
 
 def scaled(what: Measure, value: float | None) -> str:
-    """A number of a record as tables show it."""
+    """A recorded number as tables show it."""
     return what.text(None if value is None else what.scale * value)
 
 
@@ -43,5 +43,5 @@ def decimal(value: float | None) -> str:
 
 
 def measured(value: float | None) -> str:
-    """A number in the units of the data, of whatever size."""
+    """A number of any size in the units of the data."""
     return "–" if value is None else f"{value:.4g}" if abs(value) < 1000 else f"{value:,.0f}"

@@ -1,4 +1,4 @@
-"""What a finished run offers its clients, and newcomers."""
+"""What a finished run offers its clients and newcomers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def print_offer(found: Personalized, out: Path) -> None:
     heads = [f"{head} {what.sign}" for head in ("over all rows", "client mean", "worst tenth")]
     others = [other.title for other in usual]
     print_table(
-        console, f"{found.clients} clients: test {what.name} of a model for each",
+        console, f"{found.clients} clients: test {what.name} of each client's model",
         ["model", *heads, *others, "harmed %"], _offer_rows(found), spare=others,
     )  # fmt: skip
     print_verdict(found.verdict(), console)
@@ -39,12 +39,12 @@ def print_offer(found: Personalized, out: Path) -> None:
 
 
 def _usual(found: Personalized) -> list[Measure]:
-    """The usual measure, where clients are judged by another."""
+    """The usual measure, if clients are judged by another one."""
     return [found.usual] if found.metric else []
 
 
 def _offer_rows(found: Personalized) -> list[list[str]]:
-    """How each method does, in the order in which they are offered."""
+    """The results of each method, in the order in which they are offered."""
     labels = {"given": "pfedme (given λ)", "own-lambda": "own λ, joined"}
     what, rows = found.measure, []
     for name, entry in methods(found).items():
@@ -55,7 +55,7 @@ def _offer_rows(found: Personalized) -> list[list[str]]:
 
 
 def print_newcomers(levels: Sequence[Level], out: Path) -> None:
-    """Prints how newcomers fare by the number of their rows."""
+    """Prints how newcomers fare, by the number of their rows."""
     tried, what = list(levels[0].methods), levels[0].measure
     heads = ["pfedme (given λ)" if m == "given" else m for m in tried]
     header = ["rows", "clients", *(f"{head} {what.sign}" for head in heads)]
@@ -66,7 +66,7 @@ def print_newcomers(levels: Sequence[Level], out: Path) -> None:
     ]  # fmt: skip
     console = standard_output()
     print_table(
-        console, f"newcomers: client mean of test {what.name}, by their training rows", header, rows,
+        console, f"newcomers: client mean of test {what.name}, by number of training rows", header, rows,
         spare=(f"own-lambda {what.sign}", "clients", f"fine-tuned {what.sign}"),
     )  # fmt: skip
     console.print(tables.newcomer_sentence(levels), highlight=False)

@@ -45,13 +45,13 @@ def print_run(record: dict[str, Any], out: Path, federation: Federation | None) 
 
 
 def _print_choice_of_metric(record: dict[str, Any], console: Console) -> None:
-    """Prints why models are judged by the metric that they are judged by, if that was not asked for."""
+    """Prints why the metric was chosen, unless it was given."""
     if why := record.get("metric", {}).get("why"):
         console.print(why, highlight=False)
 
 
 def _about_inner_problem(inner: dict[str, Any]) -> str:
-    """How well the inner problem was solved."""
+    """Says how well the inner problem was solved."""
     return (
         f"Inner problem: {inner['steps']:.3g} steps to ‖∇h‖² = {inner['residual']:.2g} on average over "
         f"clients, {inner['residual_max']:.2g} at most."
@@ -59,7 +59,7 @@ def _about_inner_problem(inner: dict[str, Any]) -> str:
 
 
 def _about_time(timing: dict[str, Any]) -> str:
-    """Where the time went."""
+    """Says where the time went."""
     return (
         f"Time: {timing['train_s']:.1f} s training, {timing['eval_s']:.1f} s evaluation, "
         f"{timing['compile_s']:.1f} s compilation."
@@ -67,28 +67,28 @@ def _about_time(timing: dict[str, Any]) -> str:
 
 
 def _about_task(config: dict[str, Any], federation: Federation) -> list[str]:
-    """What the label was taken for, if it could have been something else."""
+    """Says how the label was interpreted, if it could have been interpreted differently."""
     schema = federation.schema
     if not schema or config["data"].get("task") is not None or not all(map(is_number, schema.labels)):
         return []
     other = {
-        "regression": "a class, --task classification",
-        "classification": "a quantity, --task regression",
+        "regression": "a class, use --task classification",
+        "classification": "a quantity, use --task regression",
     }
-    return [f"This was a {schema.task} of '{schema.label}'; if that is {other[schema.task]}."]
+    return [f"This was a {schema.task} of '{schema.label}'; if it is {other[schema.task]}."]
 
 
 def _about_alone(algorithm: str, clients: int) -> list[str]:
-    """What to compare the run with."""
+    """Suggests what to compare the run with."""
     if clients == 1:
-        return ["There was one client only, so that there was nothing to federate."]
+        return ["There was only one client, so there was nothing to federate."]
     if algorithm == "alone":
         return []
     return [f"What would each client reach alone? pfedme compare {algorithm} alone ..."]
 
 
 def run_table(final: dict[str, Any], what: Measure) -> tuple[list[list[str]], list[str], list[str]]:
-    """The models of a run: rows, header, and the columns that can be spared on a narrow terminal."""
+    """The models of a run: rows, header, and the columns that a narrow terminal can drop."""
     rmse = ["RMSE"] if what is R2 else []
     accuracy = ["accuracy %"] if what.task == "classification" and what is not ACCURACY else []
     means = [f"{title} {what.sign}" for title in ("client mean", "worst tenth", "worst")]
@@ -115,7 +115,7 @@ def run_table(final: dict[str, Any], what: Measure) -> tuple[list[list[str]], li
 
 
 def print_comparison(comparison: Comparison, out: Path) -> None:
-    """Prints the results of several runs, and what they say."""
+    """Prints the results of several runs, and what they show."""
     finals = comparison.finals
     first = next(iter(comparison.records.values()))[0]
     seeds = max(map(len, finals.values()))
@@ -128,7 +128,7 @@ def print_comparison(comparison: Comparison, out: Path) -> None:
     if seeds > 1:
         console.print("± is the half-width of a 95 % interval over seeds.")
     if best:
-        console.print("* is better than all others of its column beyond noise, paired over clients.")
+        console.print("* is better than all others in its column beyond noise, paired over clients.")
     for sentence in _still_improving(comparison):
         console.print(sentence, highlight=False)
     print_verdict(comparison.verdict, console)
@@ -139,7 +139,7 @@ def print_comparison(comparison: Comparison, out: Path) -> None:
 
 
 def _title(comparison: Comparison, config: dict[str, Any], seeds: int) -> str:
-    """What was compared, and by what."""
+    """Says what was compared, and by which metric."""
     where = f"{tables.data_name(config['data'])}, {config['model']['name']}, {_rounds(comparison)}"
     title = f"{where}: test {tables.measure(comparison.finals).name} over all clients' rows"
     return title + (f", mean of {seeds} seeds" if seeds > 1 else "")

@@ -1,4 +1,4 @@
-"""The results of studies, and of the paper's experiments."""
+"""The results of studies and of the paper's experiments."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def print_gain(rows: Sequence[Row], out: Path) -> None:
 
 
 def print_verdicts(found: Sequence[Summary], out: Path) -> None:
-    """Prints how often the verdict was given, and was false, on each kind of federation."""
-    header = ["federation", "true gain", "yes", "no", "false", "interval holds the truth", "of"]
+    """Prints how often a verdict was given, and how often it was false, on each kind of federation."""
+    header = ["federation", "true gain", "yes", "no", "false", "interval covers the truth", "of"]
     rows = [
         [s.setting.name, f"{s.gain:+.2f}", *map(str, (s.yes, s.no, s.false, s.covered, s.repetitions))]
         for s in found
     ]
     console = standard_output()
-    print_table(console, "verdicts on federations whose truth is known", header, rows)
+    print_table(console, "verdicts on federations whose true gain is known", header, rows)
     console.print(f"What it means: {out}/results/verdict.md   All: {out}/results/verdict.csv", soft_wrap=True)
 
 

@@ -19,21 +19,21 @@ from pfedme.core.prox import prox
 from pfedme.core.tree import Params
 
 DIMENSION, KINDS, MOST = 10, 4, 16
-"""d, how many kinds of client there are, and the most clients of a federation."""
+"""d, the number of kinds of client, and the largest number of clients in a federation."""
 BLOCKS = 32
-"""How often a run is looked at, at equal distances."""
+"""How often a run is evaluated, at equal intervals."""
 EXACT = 40
-"""Inner steps that leave nothing of the inner problem's error in float64."""
+"""Inner steps that solve the inner problem to float64 precision."""
 COUNTS = (4, 8, 16)
 """Numbers N of clients to compare."""
 NU = 0.01
-"""ν of the runs whose only error is that of the inner solver."""
+"""ν of the runs whose only error comes from the inner solver."""
 START = np.full(DIMENSION, 2.0)
 """w_0; the centres of the clients are between −1 and 1 in each coordinate."""
 LAM_1, LAM_2 = 2.0, math.sqrt(1.5)
-"""λ of the convex federation, where μ = 1 and L = 3, and of the other, where L = 1/4.
+"""λ of the convex federation, where μ = 1 and L = 3, and of the nonconvex one, where L = 1/4.
 
-L = 1/4 with λ² = 8L² + 1 is the most favourable to Theorem 2: its step times L is then the largest."""
+L = 1/4 with λ² = 8L² + 1 is the most favourable case for Theorem 2: it makes its step times L largest."""
 
 
 class Family(NamedTuple):
@@ -50,13 +50,13 @@ NONCONVEX = Family(lambda u: 1 - jnp.cos(u), jnp.sin)
 @partial(jax.tree_util.register_dataclass, data_fields=["a", "c", "gamma"], meta_fields=["family"])
 @dataclasses.dataclass(frozen=True)
 class Client:
-    """f(θ) = Σ_j a_j φ(θ_j − c_j), as `PFedMe.client_update` asks for it; or several clients, stacked."""
+    """f(θ) = Σ_j a_j φ(θ_j − c_j), as `PFedMe.client_update` needs it; or several clients, stacked."""
 
     family: Family
     a: jax.Array
     c: jax.Array
     gamma: jax.Array
-    """γ_f: the root of a row's noise E ‖ξ‖²."""
+    """γ_f: the square root of a row's noise E ‖ξ‖²."""
 
     def draw(self, key: jax.Array, *shape: int) -> jax.Array:
         """Rows ξ for mini-batches; the last number of `shape` is |D|, and 0 stands for no noise at all."""
@@ -110,7 +110,7 @@ class Federation:
 
     @property
     def L_F(self) -> float:
-        """The smoothness of the F_i that the paper works with."""
+        """The smoothness of the F_i that the paper uses."""
         return self.lam
 
     @property
@@ -169,7 +169,7 @@ class Federation:
         return 2 / h**2 * (gamma2_over_batch + nu)
 
     def clients(self, count: int = KINDS, gamma: float = 0.0) -> Client:
-        """`count` clients, stacked, the kinds taking turns."""
+        """`count` stacked clients that cycle through the kinds."""
         a, c = (jnp.asarray(np.tile(v, (count // KINDS, 1))) for v in (self.a, self.c))
         return Client(self.family, a, c, jnp.full(count, float(gamma)))
 
@@ -218,13 +218,13 @@ def envelopes(fed: Federation, points: np.ndarray) -> Envelopes:
 
 
 def lowest(fed: Federation) -> float:
-    """F* of the nonconvex federation to about 1e-5: its coordinates are apart, so that a grid will do."""
+    """F* of the nonconvex federation to about 1e-5: its coordinates are separable, so a grid is enough."""
     grid = np.linspace(-math.pi, math.pi, 2001)[:, None] * np.ones(DIMENSION)
     return float(envelopes(fed, grid).terms.mean(axis=1).min(axis=0).sum())
 
 
 class Setting(NamedTuple):
-    """One run: an algorithm, its clients, a first w, and how many clients and rounds there are."""
+    """One run: an algorithm, its clients, the initial w, and the numbers of clients and rounds."""
 
     algorithm: PFedMe
     clients: Client
@@ -248,7 +248,7 @@ class Trace(NamedTuple):
 
 
 def cohort(key: jax.Array, N: jax.typing.ArrayLike, S: jax.typing.ArrayLike) -> jax.Array:
-    """Marks of S of the first N of all clients, drawn uniformly without replacement."""
+    """A mask of S of the first N clients, drawn uniformly without replacement."""
     ticket = jnp.where(jnp.arange(MOST) < N, jax.random.bits(key, (MOST,), jnp.uint32) / 2.0**32, 2.0)
     return jnp.sum(ticket < ticket[:, None], axis=1) < S
 
@@ -306,7 +306,7 @@ def keys(count: int, seed: int) -> jax.Array:
 
 
 def simulate(setting: Setting, repetitions: int, seed: int, gradients: bool = False) -> Trace:
-    """Repetitions of a run; one if there is no chance in it."""
+    """Repetitions of a run; only one if it is deterministic."""
     chance = setting.algorithm.B > 0 or setting.S < setting.N
     return Trace(*map(np.asarray, trajectories(setting, keys(repetitions if chance else 1, seed), gradients)))
 

@@ -1,4 +1,4 @@
-"""Proposition 1, the lemmas, Theorem 1 and Corollary 1: mostly of strongly convex clients."""
+"""Proposition 1, the lemmas, Theorem 1 and Corollary 1, mostly for strongly convex clients."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def proposition_1(size: Size, seed: int) -> Measured:
 def curvatures(fed: Federation, pairs: int, seed: int) -> tuple[float, float, float]:
     """How far λ(w − θ̂) is from differences of F, and the extremes of its change between two points.
 
-    The changes are ‖∇F(w) − ∇F(v)‖/‖w − v‖ at most, and ⟨∇F(w) − ∇F(v), w − v⟩/‖w − v‖² at least.
+    These are the largest ‖∇F(w) − ∇F(v)‖/‖w − v‖ and the smallest ⟨∇F(w) − ∇F(v), w − v⟩/‖w − v‖².
     """
     rng = np.random.default_rng(seed)
     w = rng.uniform(-4, 4, (pairs, DIMENSION))
@@ -119,8 +119,8 @@ def lemma_1(size: Size, seed: int) -> Measured:
         "1 and ν = 1e-20, and without noise for several ν.",
         "Exponents: " + "; ".join(numbers) + ".",
         judge(checks),
-        f"{failing(checks)} The factor 2 separates noise from tolerance and is lost where there is only "
-        "one of the two; the rest of the gap is curvature above the least, λ+μ or λ−L.",
+        f"{failing(checks)} The factor 2 separates noise from tolerance and is lost if there is only one "
+        "of the two; the rest of the gap is curvature above the minimum, λ+μ or λ−L.",
         tuple(rows),
     )
 
@@ -171,14 +171,14 @@ def diversity(fed: Federation, points: np.ndarray) -> tuple[np.ndarray, np.ndarr
 
 
 def largest_step(fed: Federation, beta: float) -> float:
-    """η̂_1 = 1/(6 L_F (3 + 128 κ_F/β)), the most that Theorem 1 allows η̃ = ηβR to be."""
+    """η̂_1 = 1/(6 L_F (3 + 128 κ_F/β)), the largest η̃ = ηβR that Theorem 1 allows."""
     return 1 / (6 * fed.L_F * (3 + 128 * fed.kappa_F / beta))
 
 
 def bound_1(fed: Federation, at: Setting, delta2: float) -> float:
     """μ_F Δ_0 e^(−η̃ μ_F T/2) + (η̃/β)² C_3 + η̃ C_2 + C_1, the end of the proof of Theorem 1 (a).
 
-    C_3 keeps the factor L_F that the proof loses from one line to the next.
+    C_3 keeps the factor L_F that the proof drops from one line to the next.
     """
     R, noise = at.algorithm.R, fed.lam**2 * delta2
     C_1 = 16 * noise / fed.mu_F
@@ -242,9 +242,9 @@ def theorem_1a(size: Size, seed: int) -> Measured:
         f"{by_step}; {by_bias}, at {by_bias.samples.max() / small_ball:.1e} of its λ²δ²/μ_F.",
         judge(checks),
         f"{failing(checks)} The floor of the bound is pessimistic for noise: fresh noise in N clients and "
-        "R local rounds averages out, to the order of η̃λ²δ²/(NR), and vanishes with the step. What the "
-        "inner solver leaves undone has no mean of zero; its floor does not shrink with the step, as the "
-        "bound has it.",
+        "R local rounds averages out, to the order of η̃λ²δ²/(NR), and vanishes with the step. The error of "
+        "the inner solver does not have mean zero; its floor does not shrink with the step, in agreement "
+        "with the bound.",
         (
             *series(claim, "F(w_t) − F* against t", times.tolist(), errors.T, [ball] * BLOCKS),
             *(row for scan in (by_noise, by_step, by_bias) for row in scan.rows(claim)),
@@ -275,15 +275,15 @@ def theorem_1b(size: Size, seed: int) -> Measured:
     checks = {"the bound": ratio <= 1}
     return Measured(
         claim,
-        "The personal models end, in the mean, within a ball around w* whose squared radius is "
+        "The personal models end, on average, within a ball around w* whose squared radius is "
         "O((F(w̄_T) − F*)/μ_F + σ_F1²/λ² + δ²).",
         f"θ̃_i(w_T) of all kinds of client after {2 * size.resting} rounds with β = {beta:g}, for several "
         "γ_f.",
         f"Mean ‖θ̃_i − w*‖²: {'; '.join(numbers)}, with σ_F1²/λ² = {diverse:.3f}; at most {ratio:.2f} of the "
         "bound with the proof's constants.",
         judge(checks),
-        f"{failing(checks)} The exact personal models at w* are at the mean squared distance σ_F1²/λ² "
-        "from it: this part of the radius is attained. δ² overstates the rest as in Lemma 1.",
+        f"{failing(checks)} The exact personal models at w* are at a mean squared distance of σ_F1²/λ² "
+        "from it: this part of the radius is attained. δ² overstates the rest, as in Lemma 1.",
         series(claim, "mean ‖θ̃_i − w*‖² against γ_f²/|D|", [g**2 for g in gammas], np.array(values), bounds),
     )
 
@@ -315,7 +315,7 @@ class Decreasing(NamedTuple):
         )
 
     def drift(self) -> list[Scan]:
-        """No noise and all clients: what is left is the drift of the local rounds."""
+        """No noise and all clients: only the drift of the local rounds is left."""
         fed, size, betas = self.fed, self.size, (1.0, 4.0, 16.0)
         steps = [decreasing(fed, T, largest_step(fed, 256)) for T in size.long]
         own = [setting(fed, step, T, beta=256) for step, T in zip(steps, size.long, strict=True)]
@@ -373,15 +373,15 @@ def corollary_1(size: Size, seed: int) -> Measured:
         "1/(TRN)² if β = N√R; client sampling adds a term of order (N/S − 1)/(TN).",
         "F(w̄_T) − F* with η̃ = min(4 ln T/(μ_F T), 1/(2L_F)), and for β = 256 with the theorem's own "
         "η̂_1 in place of 1/(2L_F): without noise for all clients (drift) and for cohorts (sampling), "
-        f"and with γ_f = 1 (noise). R = 4, β = 1 (with cohorts 64) and T = {size.rounds[-1]} where "
-        "nothing else is said.",
-        f"Exponents, those of T being of T/ln T: {'; '.join(map(str, scans))}. With β = 1 and the "
+        f"and with γ_f = 1 (noise). R = 4, β = 1 (64 with cohorts) and T = {size.rounds[-1]} unless "
+        "stated otherwise.",
+        f"Exponents, for T with respect to T/ln T: {'; '.join(map(str, scans))}. With β = 1 and the "
         f"theorem's η̂_1 the step would begin to decrease at T ≈ {first:.0e}.",
         judge(checks),
-        f"{failing(checks)} A quadratic speedup in TRN is {seen}: the choice β = N√R alone makes the "
-        "exponent of N, and what σ_F1 adds to the bound, σ_F1²/(Tβ)², has no other R in it, so that R "
-        "counts once at most. With noise fresh draws average to 1/(TRN), while the bound has a floor there. "
-        "With β = 1 the constant 6·128 κ_F in η̂_1 hides the rate. The choice β = √N/T "
-        "for N ≥ T² was not tried.",
+        f"{failing(checks)} A quadratic speedup in TRN is {seen}: the exponent of N comes only from the "
+        "choice β = N√R, and the term of σ_F1 in the bound, σ_F1²/(Tβ)², contains no other R, so R counts at "
+        "most once. With noise, fresh draws average to 1/(TRN), while the bound has a floor there. With "
+        "β = 1, the constant 6·128 κ_F in η̂_1 hides the rate. The choice β = √N/T for N ≥ T² was not "
+        "tested.",
         tuple(row for scan in scans for row in scan.rows(claim)),
     )

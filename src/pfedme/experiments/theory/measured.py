@@ -1,4 +1,4 @@
-"""What a measurement of a claim consists of: numbers with intervals, and exponents fitted to them."""
+"""The parts of a measurement of a claim: numbers with intervals, and exponents fitted to them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import numpy as np
 from pfedme.experiments.finding import Finding
 
 SLACK = 0.1
-"""By how much a fitted exponent may miss the paper's and still count as the same."""
+"""How much a fitted exponent may differ from the paper's and still count as the same."""
 
 
 class Row(NamedTuple):
-    """A measured number: mean and interval over repetitions, beside the paper's bound (NaN for none)."""
+    """A measured number: mean and interval over repetitions, with the paper's bound (NaN for none)."""
 
     claim: str
     quantity: str
@@ -35,7 +35,7 @@ class Measured(Finding):
 
 
 class Size(NamedTuple):
-    """How much is measured."""
+    """How many measurements are made."""
 
     draws: int
     """Mini-batches for an expectation at a fixed w."""
@@ -45,12 +45,12 @@ class Size(NamedTuple):
     repetitions: int
     """Runs for an expectation over runs with noise."""
     cohorts: int
-    """Runs for an expectation over cohorts alone."""
+    """Runs for an expectation over cohorts only."""
     rounds: tuple[int, ...]
     long: tuple[int, ...]
     """Rounds T of runs with the theorems' own, tiny steps."""
     settling: int
-    """Rounds of the run to the floor."""
+    """Rounds of the run that settles to the floor."""
     resting: int
     """Rounds of runs around the floor."""
     local: tuple[int, ...]
@@ -86,14 +86,14 @@ class Slope(NamedTuple):
         return self.low <= rate + SLACK
 
     def equals(self, rate: float) -> bool:
-        """Whether the interval, widened by `SLACK`, has the rate in it."""
+        """Whether the interval, widened by `SLACK`, contains the rate."""
         return self.low - SLACK <= rate <= self.high + SLACK
 
 
 def power(x: Sequence[float], samples: np.ndarray, seed: int = 0) -> Slope:
     """The least-squares exponent of E y ∝ x^p, for samples of y with a row for each x.
 
-    The interval holds 95 % of the exponents of resampled repetitions. Without repetitions it runs from the
+    The interval contains 95 % of the exponents of resampled repetitions. Without repetitions it runs from the
     smallest to the largest slope between neighbouring points.
 
     >>> str(power([1, 2, 4], np.array([[3.0], [12.0], [48.0]])))
@@ -116,7 +116,7 @@ def power(x: Sequence[float], samples: np.ndarray, seed: int = 0) -> Slope:
 def series(
     claim: str, quantity: str, x: Sequence[float], samples: np.ndarray, bounds: Sequence[float] | None = None
 ) -> tuple[Row, ...]:
-    """A row for each x: the mean of its samples, and two standard errors either way."""
+    """A row for each x: the mean of its samples, plus and minus two standard errors."""
     mean, count = samples.mean(axis=1), samples.shape[1]
     error = 2 * samples.std(axis=1, ddof=1) / math.sqrt(count) if count > 1 else 0 * mean
     columns = np.column_stack([x, mean, mean - error, mean + error, bounds or [math.nan] * len(x)])
@@ -124,7 +124,7 @@ def series(
 
 
 class Scan(NamedTuple):
-    """Runs in which one thing is varied: what was measured, its bounds, and the paper's rate."""
+    """Runs in which one parameter varies: the measurements, their bounds, and the paper's rate."""
 
     name: str
     x: Sequence[float]
@@ -139,11 +139,11 @@ class Scan(NamedTuple):
 
     @property
     def holds(self) -> bool:
-        """Whether the exponent is the paper's or, where things are to fall, better."""
+        """Whether the exponent is the paper's or, if the quantity should fall, better."""
         return self.slope.reaches(self.rate) if self.rate < 0 else self.slope.equals(self.rate)
 
     def rows(self, claim: str) -> tuple[Row, ...]:
-        """What goes into the table."""
+        """The rows of the table."""
         return series(claim, self.name, self.x, self.samples, self.bounds)
 
     def __str__(self) -> str:

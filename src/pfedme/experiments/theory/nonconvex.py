@@ -30,7 +30,7 @@ from pfedme.experiments.theory.measured import Measured, Scan, Size
 
 
 def tiny_step(fed: Federation) -> float:
-    """η̂_2 = 1/(75 L_F λ²), the most that Theorem 2 allows η̃ = ηβR to be."""
+    """η̂_2 = 1/(75 L_F λ²), the largest η̃ = ηβR that Theorem 2 allows."""
     return 1 / (75 * fed.L_F * fed.lam**2)
 
 
@@ -53,14 +53,14 @@ class Nonconvex(NamedTuple):
         return 1.5 * self.fed.L_F * self.fed.sigma_F2 * (N / S - 1) / (N - 1)
 
     def run(self, T: int, beta: float = 1.0, N: int = MOST, S: int | None = None, R: int = 4) -> Setting:
-        """A run with η̃ = min((β²Δ_F/(T C_4))^(1/3), (Δ_F/(T C_5))^(1/2)), the proof's but for the cap η̂_2."""
+        """A run with the proof's η̃ = min((β²Δ_F/TC_4)^(1/3), (Δ_F/TC_5)^(1/2)), without the cap η̂_2."""
         step = (beta**2 * self.gap / (T * self.C_4)) ** (1 / 3)
         if S is not None:
             step = min(step, math.sqrt(self.gap / (T * self.C_5(N, S))))
         return setting(self.fed, step, T, beta=beta, N=N, S=S, R=R)
 
     def bound(self, at: Setting) -> float:
-        """2 (Δ_F/(η̃T) + (η̃/β)² C_4 + η̃ C_5), with the factor L_F² in C_4 that the proof loses."""
+        """2 (Δ_F/(η̃T) + (η̃/β)² C_4 + η̃ C_5), with the factor L_F² in C_4 that the proof drops."""
         drift = (at.step / at.algorithm.beta) ** 2 * self.fed.L_F**2 * self.C_4
         return 2 * (self.gap / (at.step * at.rounds) + drift + at.step * self.C_5(at.N, at.S))
 
@@ -80,7 +80,7 @@ class Nonconvex(NamedTuple):
 
 
 def nonconvex(size: Size, seed: int) -> Nonconvex:
-    """The nonconvex federation with the least λ that Theorem 2 allows."""
+    """The nonconvex federation with the smallest λ that Theorem 2 allows."""
     fed = federation(NONCONVEX, LAM_2, seed)
     gap = float(envelopes(fed, START[None]).terms.mean(axis=1).sum()) - lowest(fed)
     return Nonconvex(fed, gap, size.repetitions // 2, seed)
@@ -103,7 +103,7 @@ def theorem_2(size: Size, seed: int) -> Measured:
     return Measured(
         claim,
         "For nonconvex f_i the mean of ‖∇F(w_t)‖² over t < T is of order Δ_F/(η̂_2 T) + T^(−2/3) + λ²δ², "
-        "with T^(−1/2) more for S < N; and the personal models stay within O(‖∇F‖² + σ_F2²/λ² + δ²) of w.",
+        "plus T^(−1/2) for S < N; and the personal models stay within O(‖∇F‖² + σ_F2²/λ² + δ²) of w.",
         f"λ² = 8L² + 1, R = 4, β = 1 (8 for S = 1), no noise: a run with η̃ = η̂_2 = {tiny_step(fed):.4f}, and "
         "runs with the proof's other steps, (Δ_F/(TC_4))^(1/3) and (Δ_F/(TC_5))^(1/2), without the cap η̂_2.",
         f"Exponents: {'; '.join(map(str, scans))}. All are at most {worst:.2f} of the bound with the "
@@ -111,14 +111,14 @@ def theorem_2(size: Size, seed: int) -> Measured:
         "random points.",
         judge(checks),
         f"{failing(checks)} η̂_2 hides T^(−2/3): the step would leave this cap only at T ≈ {needed:.0e}, "
-        "and until then Δ_F/(η̂_2 T) is all there is. With larger steps the exponents are those of "
+        "and until then Δ_F/(η̂_2 T) is the only visible term. With larger steps the exponents are those of "
         "1/(η̃T), since Δ_F/(η̃T) is the largest term even then.",
         tuple(row for scan in scans for row in scan.rows(claim)),
     )
 
 
 def personal_spread(fed: Federation, size: Size, seed: int) -> float:
-    """The most of mean ‖θ̂_i(w) − w‖² / (2 σ_F2²/λ² + 2/(λ² − 8L²) ‖∇F(w)‖²) at random points w."""
+    """The maximum of mean ‖θ̂_i(w) − w‖² / (2 σ_F2²/λ² + 2/(λ² − 8L²) ‖∇F(w)‖²) at random points w."""
     spread, square = diversity(fed, np.random.default_rng(seed).uniform(-4, 4, (size.pairs, DIMENSION)))
     bound = 2 * fed.sigma_F2 / fed.lam**2 + 2 / fed.margin * square
     return float(np.max((spread + square) / fed.lam**2 / bound))
@@ -147,8 +147,8 @@ def corollary_2(size: Size, seed: int) -> Measured:
         f"Exponents: {'; '.join(map(str, scans))}.",
         judge(checks),
         f"{failing(checks)} With the proof's step the bound is Δ_F^(2/3) C_4^(1/3)/(βT)^(2/3); the paper "
-        "writes (β²T)^(2/3), and so has β^(−4/3) in Theorem 2. β^(−2/3) makes N^(−1/3) and R^(−1/6) of "
-        "the corollary's β. Under the cap η̂_2, where the step does not depend on β, N and R would not "
+        "writes (β²T)^(2/3), and so has β^(−4/3) in Theorem 2. With the corollary's β, β^(−2/3) becomes "
+        "N^(−1/3) and R^(−1/6). Under the cap η̂_2, where the step does not depend on β, N and R would not "
         "matter at all.",
         tuple(row for scan in scans for row in scan.rows(claim)),
     )

@@ -29,14 +29,14 @@ class Line(NamedTuple):
 
 
 class Panel(NamedTuple):
-    """A panel of the figure: a title, what is on its axes, and its lines."""
+    """A panel of the figure: its title, axes and lines."""
 
     title: str
     x: str
     y: str
     lines: tuple[Line, ...]
     bounds: str = ""
-    """What the dotted lines of the bounds are called; empty for none."""
+    """The label of the dotted lines of the bounds; empty for none."""
     log: bool = True
 
 
@@ -86,7 +86,7 @@ PANELS = (
 
 
 def figure(findings: Sequence[Measured]) -> bytes:
-    """A PNG of what was measured, with fitted exponents beside the paper's rates."""
+    """A PNG of the measurements, with fitted exponents and the paper's rates."""
     found = {line.quantity: [r for f in findings for r in f.rows if r.quantity == line.quantity]
              for panel in PANELS for line in panel.lines}  # fmt: skip
     sheet = Figure(figsize=(8.4, 8.2), layout="constrained", dpi=200)
@@ -123,7 +123,7 @@ def _rate(rate: float) -> str:
 
 
 def _dress(at: Axes, panel: Panel) -> None:
-    """Scales, names and the legend, with room for it above the lines."""
+    """Sets the scales, labels and legend, with room for the legend above the lines."""
     at.set_yscale("log")
     if panel.log:
         at.set_xscale("log")

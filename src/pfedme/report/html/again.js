@@ -1,4 +1,4 @@
-// The sections about what runs cost, and what it takes to make them again.
+// The sections about what runs cost, and how to repeat them.
 
 const someDeployed = groups.some((g) => g.deployed);
 
@@ -16,9 +16,9 @@ function cost() {
         "compilation",
         "training",
         "evaluation",
-        "sent by all",
+        "total sent",
         "numbers in the model",
-        "gradients a round",
+        "gradients per round",
         "gradients in all rounds",
       ],
       own.map((k) => {
@@ -38,11 +38,11 @@ function cost() {
     el(
       "p",
       { class: "note" },
-      "Time is of one run, in the mean over seeds. Sent: rounds × cohort × the model to the client and back, " +
-        "in float32. Gradients are on mini-batches, of one client that takes part; a Hessian-vector product " +
+      "Time is for one run, on average over seeds. Sent: rounds × cohort × the model to the client and back, " +
+        "in float32. Gradients are on mini-batches, for one client that takes part; a Hessian-vector product " +
         "counts as two." +
         (someDeployed
-          ? " Of a deployed run, training is all of its time, with what it waited for clients."
+          ? " For a deployed run, training is its total time, including waiting for clients."
           : ""),
     ),
   );
@@ -67,7 +67,7 @@ function again() {
     });
     return button;
   };
-  // Lines are broken between options and not inside them.
+  // Lines break between options and not inside them.
   const options = (text) => text.split(/ (?=--)/).flatMap((part, k) => [k ? " " : "", el("span", {}, part)]);
   const line = (text) =>
     el("div", { class: "command" }, el("pre", {}, el("code", {}, options(text))), copy(text, "Copy"));

@@ -38,7 +38,7 @@ function verdictOf(v) {
   const gain = m.lower
     ? `${m.name} ${v.gain < 0 ? "higher" : "lower"} by ${size.replace(/^[+−]/, "")}`
     : size + (m.sign === "%" ? " points" : ` of ${m.name}`);
-  // Of an error that is higher, so is its interval.
+  // If an error is higher, its interval is too.
   const reach = m.lower && v.gain < 0 ? [-v.high, -v.low] : [v.low, v.high];
   const headline = [
     known ? gain : null,
@@ -51,7 +51,7 @@ function verdictOf(v) {
       : ` ${plural(v.gaining, "client")} ${v.gaining === 1 ? "gains" : "gain"} and ` +
         `${count(v.losing ?? 0)} ${v.losing === 1 ? "loses" : "lose"} beyond their own interval.`;
   const what = v.joined ? `Compared: ${v.joined} against training alone.` : "";
-  const kind = m.sign === "%" && m.name !== "accuracy" ? ` Points are of ${m.name}.` : "";
+  const kind = m.sign === "%" && m.name !== "accuracy" ? ` Points are percentage points of ${m.name}.` : "";
   return el(
     "div",
     { class: `verdict ${tone}` },

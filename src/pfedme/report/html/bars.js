@@ -28,16 +28,16 @@ function bars(host, build) {
   });
 }
 
-/** A text cut to so many letters. */
+/** A text truncated to so many characters. */
 const cutTo = (text, most) => (text.length <= most ? text : `${text.slice(0, Math.max(1, most - 1))}…`);
 
 /**
  * Named bars to both sides of zero, with intervals. `build()` returns
  *   label    what the chart shows
  *   bars     [{name, value, ci, tone, text, tip}]
- *   also     values to have room for
+ *   also     values to leave room for
  *   least, most
- *   unit     what the axis shows
+ *   unit     the label of the axis
  */
 function gainBars(host, build) {
   return responsive(host, (width) => {

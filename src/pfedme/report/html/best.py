@@ -1,4 +1,4 @@
-"""Which model of a column is best beyond noise."""
+"""Which model in a column is best beyond noise."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from pfedme.engine.verdict import interval
 from pfedme.report.html.groups import Group, number_of
 
 REFERENCES = ("pooled",)
-"""Algorithms that stand beside the others as a reference, and compete with none of them."""
+"""Algorithms that are shown for reference, and do not compete with the others."""
 
 
 def best(groups: Sequence[Group]) -> list[dict[str, bool]]:
     """For each group, the kinds of model in which it is better than all others on its problem.
 
-    Better means: with every seed, above the baseline, and so that the 98 % interval of the difference over
-    clients and seeds, that of the verdict, lies above zero. Where the folders do not hold clients' scores,
-    nothing is marked.
+    Better means: with every seed, above the baseline, and with the 98 % interval of the difference over
+    clients and seeds, the one of the verdict, above zero. If the folders do not have clients' scores, nothing
+    is marked.
     """
     found: list[dict[str, bool]] = []
     for group in groups:

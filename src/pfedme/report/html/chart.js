@@ -1,5 +1,5 @@
 "use strict";
-// Charts in SVG: lines, points and bars over axes, with a tooltip. What comes from data is only ever set as text.
+// Charts in SVG: lines, points and bars over axes, with a tooltip. Data is only ever set as text.
 
 const COLOURS = 7;
 
@@ -22,7 +22,7 @@ function mark(tag, attributes, ...children) {
   return fill(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
 }
 
-/** The class that colours what belongs to a group. */
+/** The class that gives elements of a group their colour. */
 const colour = (group) => `c${group % COLOURS}`;
 
 /** A number on an axis: 0.001, 20, 5,000, 20k. */
@@ -94,7 +94,7 @@ function axis({ values, log = false, least = -Infinity, most = Infinity, round =
   return Object.assign(place, { ticks: ticks.filter((t) => t >= low - 1e-9 && t <= high + 1e-9), low, high });
 }
 
-/** A point's symbol, a different one for each of the first groups. */
+/** A point's symbol, different for each of the first groups. */
 function symbol(group, x, y, r, attributes) {
   const shapes = [
     null,
@@ -113,7 +113,7 @@ function sample({ group, dash, points }) {
   return mark("svg", { viewBox: "0 0 24 12", class: "sample", "aria-hidden": "true" }, shape ?? line);
 }
 
-/** Shows what is under the pointer, beside it and within its host. */
+/** Shows what is under the pointer, next to it and within its host. */
 function tooltip(host) {
   const box = el("div", { class: "tip", role: "status" });
   box.hidden = true;
@@ -142,12 +142,12 @@ function tooltip(host) {
       const left = x + 14 <= room ? x + 14 : x - 14 - box.offsetWidth;
       const beside = Math.max(0, Math.min(host.clientHeight - box.offsetHeight, y - box.offsetHeight / 2));
       box.style.left = `${Math.max(0, Math.min(room, left))}px`;
-      box.style.top = `${left < 0 ? host.clientHeight : beside}px`; // below a chart that is too narrow for it
+      box.style.top = `${left < 0 ? host.clientHeight : beside}px`; // below a chart that is too narrow
     },
   };
 }
 
-/** Draws what `draw(width)` returns into `host`, and again when its width changes; returns a way to redraw. */
+/** Draws what `draw(width)` returns into `host`, and again when its width changes; returns a function that redraws. */
 function responsive(host, draw) {
   let width = 0;
   const again = () => {
@@ -155,7 +155,7 @@ function responsive(host, draw) {
     if (width > 0) host.replaceChildren(...draw(width));
   };
   new ResizeObserver(() => host.clientWidth !== width && again()).observe(host);
-  // Drawn for the width of a page of paper, letters keep their size.
+  // Drawn at the width of a printed page, so that letters keep their size.
   addEventListener("beforeprint", () => host.replaceChildren(...draw(host.closest(".pair") ? 340 : 680)));
   addEventListener("afterprint", again);
   return again;
@@ -163,8 +163,8 @@ function responsive(host, draw) {
 
 /**
  * Lines and points over two axes. `build()` returns
- *   label          what the chart shows, for those who cannot see it
- *   x, y           {label, log, least, most, also: values to have room for, ticks: false}
+ *   label          what the chart shows, for screen readers
+ *   x, y           {label, log, least, most, also: values to leave room for, ticks: false}
  *   lines          [{group, dash, name, x: [], y: [], ci: [], show: y => text}]
  *   points         [{group, tone, x, y, ci, shift, tip: {title, rows}}]
  *   spread         the share of the width by which points with a shift of 1 are moved sideways

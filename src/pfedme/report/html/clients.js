@@ -1,9 +1,9 @@
-// The sections of the page that are about single clients.
+// The sections of the page about single clients.
 
-/** So many clients have their gains drawn as named bars; of more, each is a point. */
+/** Up to so many clients' gains are drawn as named bars; with more, each client is a point. */
 const NAMED = 40;
 
-/** What a tooltip tells about a client. */
+/** The content of a tooltip about a client. */
 function about(title, clients, k, rows) {
   return {
     title,
@@ -17,7 +17,7 @@ function about(title, clients, k, rows) {
 
 function gains() {
   if (!report.gains.length) return null;
-  // One scale for all of a measure, so that charts side by side can be compared.
+  // One scale for all charts of a measure, so that they can be compared side by side.
   const ends = (key) =>
     report.gains
       .filter((g) => g.measure === key)
@@ -49,10 +49,10 @@ function gains() {
     }));
     const sure =
       g.up === undefined
-        ? `${count(g.above)} are above and ${count(g.below)} below alone, without an interval of their own.`
+        ? `${count(g.above)} are above and ${count(g.below)} below alone; there are no intervals for single clients.`
         : `${count(g.up)} gain and ${count(g.down)} lose beyond their own interval.`;
     const mean = showGain(g.measure, g.mean, g.mean_ci);
-    const note = `${mean} in the mean over ${plural(c.of, "client")}; ${sure}${sampled(c)}`;
+    const note = `${mean} on average over ${plural(c.of, "client")}; ${sure}${sampled(c)}`;
     const label = `Gain over training alone of each client, ${g.label}. ${note}`;
     const reach = m.sign === "%" ? 100 : g.measure === "r2" ? 2 : Infinity;
     const bounds = { least: -reach, most: reach };
@@ -101,7 +101,7 @@ function gains() {
     return figure(byName ? gainBars : chart, build, g.label, note, numbers)[0];
   });
   const unitOfGain = ({ sign, name, lower }) =>
-    sign === "%" ? `points of test ${name}` : lower ? `${name}, by which it is smaller` : name;
+    sign === "%" ? `points of test ${name}` : lower ? `reduction of ${name}` : name;
   const unit = [...new Set(report.gains.map((g) => unitOfGain(measures[g.measure])))].join(" or ");
   const interval = report.gains.some((g) => g.clients.ci)
     ? "; thin lines are 95 % intervals over a client's own test rows"
@@ -122,13 +122,13 @@ function gains() {
     ? " For models that clients chose, intervals are paired over the client's test rows."
     : "";
   const unpaired = report.gains.some((g) => !g.paired && g.clients.ci)
-    ? (paired ? " Beside a run of alone they are" : " They are") +
+    ? (paired ? " Compared with a run of alone, they are" : " They are") +
       " as wide as if the two models' errors were independent."
     : "";
   const methods = report.methods.map(({ label, measure, usual, methods: m }) => [
     report.methods.length > 1 ? el("h3", {}, label) : null,
     table(
-      "Ways to a model",
+      "Methods",
       [
         "model",
         ...["over all rows", "client mean", "worst tenth"].map((h) => h + headOf(measure)),
@@ -198,7 +198,7 @@ function sizes() {
       own.length > 1
         ? own.map((k) => `${groups[k].label}: ${groups[k].kinds.at(-1)} model`).join(", ")
         : `${groups[own[0]].kinds.at(-1)} models`;
-    const aside = spread ? " Clients of one size are spread sideways." : "";
+    const aside = spread ? " Clients of the same size are spread sideways." : "";
     const note = `${own.length > 1 ? models : capital(models)}.${aside}${sampled(groups[own[0]].clients)}`;
     const build = () => ({
       label: `Test ${m.name} of each client against its training rows. ${note}`,
@@ -250,7 +250,7 @@ function sizes() {
 
 function worst() {
   const known = report.worst.filter((w) => w.clients.length);
-  const others = known.some((w) => w.beside.length > 1) ? ", beside what the other runs do for them" : "";
+  const others = known.some((w) => w.beside.length > 1) ? ", next to what the other runs reach for them" : "";
   if (!known.length) return null;
   const box = el("div", {});
   const draw = (w) => {
@@ -303,7 +303,7 @@ function worst() {
     el(
       "p",
       { class: "note" },
-      `The ten clients that the run's last model does worst by (personal, else local, else global)${others}.`,
+      `The ten clients for which the run's last model (personal, else local, else global) does worst${others}.`,
     ),
   );
 }
@@ -377,7 +377,7 @@ function newcomers() {
   return section(
     "newcomers",
     "Newcomers",
-    el("p", {}, "Clients that took no part in training, given so many rows of their own."),
+    el("p", {}, "Clients that took no part in training, by the number of rows that they were given."),
     el("div", { class: figures.length > 1 ? "pair" : "" }, figures),
   );
 }

@@ -1,4 +1,4 @@
-"""What a page tells about single clients: how they do, what they gain, what they chose."""
+"""What a page shows about single clients: how they do, what they gain, what they chose."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from pfedme.report.html.groups import Group, number, numbers
 from pfedme.report.html.read import Columns, Told
 
 MOST = 2000
-"""Clients that a chart shows; of more it shows a sample."""
+"""At most this many clients in a chart; with more, it shows a sample."""
 MOST_IN_ALL = 10_000
-"""Points of all such charts together, to keep the page small."""
+"""At most this many points in all such charts together, to keep the page small."""
 WORST = 10
 LONGEST = 80
-"""Letters of a client's name that are shown."""
+"""At most this many characters of a client's name are shown."""
 
 
 def joined(tables: Sequence[Columns], columns: Sequence[str]) -> Columns:
-    """A row a client: the means of columns over the tables in which the client has a value."""
+    """One row per client: the means of columns over the tables in which the client has a value."""
     names = np.concatenate([table["client"] for table in tables])
     client, first, place = np.unique(names, return_index=True, return_inverse=True)
-    order = np.argsort(first)  # as they are first met
+    order = np.argsort(first)  # in order of first appearance
     out: Columns = {"client": client[order]}
     for column in ("n_train", "n_test", *columns):
         values = np.concatenate([table[column] for table in tables])
@@ -59,12 +59,12 @@ def listed(table: Columns, most: int) -> dict[str, Any]:
 
 
 def short(name: str) -> str:
-    """A client's name, cut where it is very long."""
+    """A client's name, truncated if it is very long."""
     return name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…"
 
 
 def of_clients(group: Group) -> Columns | None:
-    """How each client does with each model, in the mean over seeds; None if the folders do not tell."""
+    """Each client's mean score over seeds with each model; None if the folders do not have the scores."""
     tables = [told.clients for told in group.finished if told.clients]
     columns = [f"{kind}_{group.of_client}" for kind in group.kinds]
     if not tables or not all(column in table for table in tables for column in columns):
@@ -76,10 +76,10 @@ def of_clients(group: Group) -> Columns | None:
 
 
 def gain_over_alone(group: Group, alone: Group) -> Columns | None:
-    """What each client gains by a group's most personal model, from runs with the same seeds.
+    """What each client gains with a group's most personal model, from runs with the same seeds.
 
-    The interval is the one the verdict uses, `row_noise`: as wide as if the errors of the two models were
-    independent. As a rule they are not, so it is wider than need be.
+    The interval is the one that the verdict uses, `row_noise`: as wide as if the errors of the two models
+    were independent. Usually they are not, so it is wider than necessary.
     """
     mine, theirs = f"{group.kinds[-1]}_{group.of_client}", f"{alone.kinds[-1]}_{alone.of_client}"
     others = {told.run.seed: told.clients for told in alone.finished}
@@ -103,19 +103,19 @@ def gain_over_alone(group: Group, alone: Group) -> Columns | None:
 
 
 def measure_of_offer(told: Told, group: Group) -> str:
-    """What personalized.csv judges models by: the group's measure if it has that, else what it has."""
+    """The metric of personalized.csv: the group's measure if it is there, otherwise the one that is."""
     assert told.offered is not None
     keys = (group.measure.key, group.usual.key, "rmse")
     return next((key for key in keys if f"recommended_{key}" in told.offered), group.usual.key)
 
 
 def is_paired(told: Told, measure: str) -> bool:
-    """Whether gains by this measure in personalized.csv have intervals that are paired over rows."""
+    """Whether gains in this measure in personalized.csv have intervals that are paired over rows."""
     return told.offered is not None and f"gain_over_alone_{measure}" not in told.offered
 
 
 def gain_of_offer(told: Told, measure: str) -> Columns:
-    """What each client gains by the model that it chose, from personalized.csv."""
+    """What each client gains with the model that it chose, from personalized.csv."""
     assert told.offered is not None
     found = {name: told.offered[name] for name in ("client", "n_train", "n_test", "choice")}
     nothing = np.full(len(found["client"]), np.nan)
@@ -140,7 +140,7 @@ def gain_of_offer(told: Told, measure: str) -> Columns:
 
 
 def panel(found: Columns, most: int) -> dict[str, Any]:
-    """Gains for the page, the smallest first: their mean, how many are sure, and a sample of them."""
+    """Gains for the page, smallest first: their mean, how many are certain, and a sample of them."""
     found = {name: column[~np.isnan(found["gain"])] for name, column in found.items()}
     order = np.argsort(found["gain"], kind="stable")
     found = {name: column[order] for name, column in found.items()}
@@ -159,7 +159,7 @@ def panel(found: Columns, most: int) -> dict[str, Any]:
 
 
 def worst(groups: Sequence[Group], tables: Sequence[Columns | None]) -> list[dict[str, Any]]:
-    """The clients that each group does worst by, beside what the others do for them."""
+    """The clients for which each group does worst, next to what the other groups reach for them."""
     found = []
     for place, (group, table) in enumerate(zip(groups, tables, strict=True)):
         if table is None:
@@ -167,7 +167,7 @@ def worst(groups: Sequence[Group], tables: Sequence[Columns | None]) -> list[dic
         value = table[group.kinds[-1]]
         known = np.flatnonzero(~np.isnan(value))
         bad = MEASURES[group.of_client].orientation * value
-        # Of two equal ones the one with more test rows, whose number says more.
+        # Of two equal values, the one with more test rows comes first: it says more.
         some = known[np.lexsort((-table["n_test"][known], bad[known]))][:WORST]
         side = [k for k, g in enumerate(groups) if g.problem == group.problem and tables[k] is not None]
         side = [k for k in side if groups[k].of_client == group.of_client]

@@ -1,4 +1,4 @@
-"""All that a page says, as one JSON document."""
+"""The content of a page, as one JSON document."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from pfedme.report.html.words import POOLED, UNSHARED, about, headline
 from pfedme.runs.run import Run
 
 POINTS = 200
-"""Of a curve; of more evaluations it shows so many."""
+"""At most this many points of a curve are shown."""
 POINTS_IN_ALL = 6000
 
 
@@ -118,12 +118,12 @@ def document(runs: Sequence[Told]) -> dict[str, Any]:
 
 
 def command(told: Told) -> str:
-    """The command that makes a run again; of a deployed one, that which was given."""
+    """The command that repeats a run; for a deployed run, the command that was given."""
     return str(told.record.get("command") or "") if told.deployed else told.run.command()
 
 
 def curves(group: Group, most: int) -> dict[str, Any]:
-    """What was evaluated round by round: for each model and measure the mean over seeds, and its interval."""
+    """The evaluations round by round: for each model and measure, the mean over seeds and its interval."""
     at = sorted({entry["round"] for history in group.histories for entry in history})
     if len(at) > most:
         at = [at[k] for k in np.unique(np.linspace(0, len(at) - 1, most).round().astype(int))]
@@ -142,8 +142,8 @@ def curves(group: Group, most: int) -> dict[str, Any]:
 
 
 def _bytes_sent(run: Run, cost: dict[str, Any] | None, size: int | None) -> int | None:
-    """What all rounds send to the clients of the cohort and back. A record without costs is of an algorithm
-    that sends a model of `size` numbers both ways."""
+    """Bytes that all rounds send to the clients of the cohort and back. A record without costs comes from an
+    algorithm that sends a model of `size` numbers both ways."""
     if not run.algorithm.federated:
         return 0
     each = cost["down"] + cost["up"] if cost else 2 * 4 * size if size else None
@@ -151,7 +151,7 @@ def _bytes_sent(run: Run, cost: dict[str, Any] | None, size: int | None) -> int 
 
 
 def cost(group: Group) -> dict[str, Any] | None:
-    """Seconds, in the mean over seeds; bytes sent by all; and gradients of a client in a round and in all."""
+    """Mean seconds over seeds; bytes sent by all; and gradients of a client in one round and in total."""
     if not group.finished:
         return None
     run = group.finished[0].run
@@ -164,7 +164,7 @@ def cost(group: Group) -> dict[str, Any] | None:
     return {
         **{
             key: number(estimate([told.record["timing"][key] for told in group.finished])[0])
-            # A deployed run's clients compile and evaluate at their own times.
+            # The clients of a deployed run compile and evaluate in their own time.
             if key == "train_s" or not group.deployed
             else None
             for key in ("compile_s", "train_s", "eval_s")
@@ -182,7 +182,7 @@ def gains(
     beside: Sequence[tuple[int, Columns]],
     most: int,
 ) -> list[dict[str, Any]]:
-    """Each client's gain over training alone: by the model it chose, and by those of runs beside `alone`."""
+    """Each client's gain over training alone: with the model it chose, and with runs next to `alone`."""
     found = []
     for place, told in offers:
         key = clients.measure_of_offer(told, groups[place])
@@ -199,13 +199,13 @@ def gains(
 
 
 def _beside_alone(group: Group, groups: Sequence[Group]) -> Columns | None:
-    """What each client gains by a group's last model over a run of `alone`, if there is one."""
+    """What each client gains with a group's last model over a run of `alone`, if there is one."""
     rival = _alone(group, groups)
     return clients.gain_over_alone(group, rival) if rival else None
 
 
 def _alone(group: Group, groups: Sequence[Group]) -> Group | None:
-    """The runs of `alone` to measure a group by: the most accurate ones, which joining has to beat."""
+    """The runs of `alone` to compare a group with: the most accurate ones, which joining has to beat."""
     if group.name in ("alone", *REFERENCES) or not group.finals:
         return None
     like = [g for g in groups if g.name == "alone" and g.finals and g.problem == group.problem]
@@ -216,7 +216,7 @@ def _alone(group: Group, groups: Sequence[Group]) -> Group | None:
 
 
 def environments(groups: Sequence[Group]) -> list[dict[str, Any]]:
-    """What the numbers were made with, and by which groups."""
+    """The environments that produced the numbers, and the groups that used them."""
     found: dict[str, dict[str, Any]] = {}
     for group in groups:
         for told in group.runs:

@@ -1,4 +1,4 @@
-// A search for one client among all of the page.
+// A search for one client among all clients of the page.
 
 const MATCHES = 8;
 
@@ -34,7 +34,7 @@ function find() {
       : `${plural(all, "client")}.`;
   }
 
-  /** The clients whose names match: the same name first, then those that begin with it, then the others. */
+  /** The clients whose names match: exact matches first, then names that begin with the text, then others. */
   function matching(text) {
     const low = text.trim().toLowerCase();
     if (!low) return [];
@@ -86,7 +86,7 @@ function find() {
     result.replaceChildren();
     const more = matches.length > MATCHES ? `, of which ${MATCHES} are listed` : "";
     const some = `${plural(matches.length, "client")} ${matches.length === 1 ? "matches" : "match"}${more}.`;
-    const none = `No client has this in its name. ${held < all ? whole() : ""}`;
+    const none = `No client's name contains this. ${held < all ? whole() : ""}`;
     status.textContent = !input.value.trim() ? whole() : matches.length ? some : none;
     if (matches.length === 1 || (matches.length && matches[0].name === input.value)) {
       result.replaceChildren(...aboutClient(matches[0], title(matches[0])));
@@ -125,7 +125,7 @@ function find() {
   );
 }
 
-/** All that the page knows about a client. */
+/** Everything that the page knows about a client. */
 function aboutClient({ place, k }, title) {
   const f = report.find[place];
   const known = (v) => v !== null && v !== undefined;
@@ -135,7 +135,7 @@ function aboutClient({ place, k }, title) {
   const ciOf = (g) => g.ci?.[k] ?? null;
   const word = (g) => {
     const ci = ciOf(g);
-    if (ci === null) return "no interval is known";
+    if (ci === null) return "no interval";
     return g.gain[k] - ci > 0 ? "gains" : g.gain[k] + ci < 0 ? "loses" : "undecided";
   };
   return [

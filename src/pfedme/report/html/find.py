@@ -1,4 +1,4 @@
-"""All that a page tells about each client, for the reader who looks for one."""
+"""Everything that a page shows about each client, for readers who look for one."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pfedme.report.html.groups import Group, numbers
 from pfedme.report.html.read import Columns, Told
 
 AT_LEAST = 10_000
-"""Clients that can be looked for, however much there is to tell about each."""
+"""At least this many clients can be searched, however many numbers each has."""
 CELLS = 150_000
-"""Numbers of the whole list; where clients have few, more of them can be looked for."""
+"""Numbers in the whole list; if clients have few numbers each, more of them can be searched."""
 
 
 def find(
@@ -23,9 +23,9 @@ def find(
     offers: Sequence[tuple[int, Told]],
     gains: Sequence[tuple[int, Columns]],
 ) -> list[dict[str, Any]]:
-    """For each problem its clients, their rows, their scores with each model, and what they gain over alone.
+    """For each problem its clients, their rows, their scores with each model, and their gains over alone.
 
-    `gains` are those beside runs of alone, by the place of their group.
+    `gains` are those over runs of alone, with the index of their group.
     """
     found = []
     for problem in dict.fromkeys(group.problem for group in groups):
@@ -86,7 +86,7 @@ def find(
 
 
 def _everyone(tables: Sequence[Columns]) -> Columns:
-    """The clients of any of the tables, by name, and the rows that the first of them tells."""
+    """The clients of all tables, by name, with the numbers of rows from the first table with the client."""
     names = np.concatenate([table["client"] for table in tables]).astype(str)
     client, first = np.unique(names, return_index=True)
     rows = {key: np.concatenate([t[key] for t in tables])[first] for key in ("n_train", "n_test")}
@@ -94,7 +94,7 @@ def _everyone(tables: Sequence[Columns]) -> Columns:
 
 
 def _placed(table: Columns, key: str, names: np.ndarray) -> list[Any]:
-    """A column of a table in the order of names; None for a client that it does not have."""
+    """A column of a table in the order of names; None for clients that are not in the table."""
     client, first = np.unique(table["client"].astype(str), return_index=True)
     if not len(client):
         return [None] * len(names)

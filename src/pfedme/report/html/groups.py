@@ -1,4 +1,4 @@
-"""Runs that belong together: the seeds of one method, and the methods that can be put side by side."""
+"""Runs that belong together: the seeds of one method, and the methods that can be compared."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from pfedme.report.html.read import Told
 from pfedme.report.tables import KINDS, data_name
 
 SAID = {"running": "unfinished"}
-"""What the page calls a status, where that is another word than the record's."""
+"""The page's word for a status, if it differs from the record's."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """Runs that differ in their seed alone."""
+    """Runs that differ only in their seed."""
 
     label: str
     where: str
-    """What sets its problem apart from the others' on the page: ` on mnist`; empty if they share one."""
+    """What distinguishes its problem from others on the page: ` on mnist`; empty if they are the same."""
     runs: list[Told]
 
     @property
@@ -37,7 +37,7 @@ class Group:
 
     @cached_property
     def problem(self) -> str:
-        """The data and the model, which methods must share to be put side by side."""
+        """The data and the model, which methods must share to be compared."""
         return problem(self.runs[0])
 
     @cached_property
@@ -52,18 +52,18 @@ class Group:
 
     @cached_property
     def histories(self) -> list[list[dict[str, Any]]]:
-        """What was evaluated of the finished runs; if there are none, of the others."""
+        """The evaluations of the finished runs or, if there are none, of the others."""
         runs = self.finished or self.runs
         return [told.record["history"] for told in runs if told.record["history"]]
 
     @cached_property
     def entries(self) -> list[dict[str, Any]]:
-        """The last evaluation of each of these."""
+        """The last evaluation of each of these runs."""
         return self.finals or [history[-1] for history in self.histories]
 
     @property
     def deployed(self) -> bool:
-        """Whether these runs' clients were elsewhere."""
+        """Whether the clients of these runs were on other machines."""
         return self.runs[0].deployed
 
     @property
@@ -73,7 +73,7 @@ class Group:
 
     @property
     def usual(self) -> Measure:
-        """What models are judged by unless another metric is chosen: accuracy, or R² for quantities."""
+        """The default metric: accuracy, or R² for quantities."""
         models = [entry[kind] for entry in self.entries for kind in self.kinds]
         return R2 if any(R2.key in model for model in models) else ACCURACY
 
@@ -84,7 +84,7 @@ class Group:
 
     @cached_property
     def measure(self) -> Measure:
-        """What the models are judged by: the metric that the record names, if its entries have it."""
+        """The metric by which models are judged: the one that the record names, if its entries have it."""
         chosen = MEASURES.get(self.about_metric.get("key", ""), self.usual)
         models = [entry[kind] for entry in self.entries for kind in self.kinds]
         there = all(chosen.key in model for model in models)
@@ -93,8 +93,8 @@ class Group:
 
     @cached_property
     def of_client(self) -> str:
-        """What single clients are judged by, as far as clients.csv tells: the measure, the usual one, or
-        `rmse`."""
+        """The metric by which single clients are judged, depending on clients.csv: the measure, the usual
+        one, or `rmse`."""
         tables = [told.clients for told in self.finished if told.clients]
         for key in (self.measure.key, self.usual.key):
             columns = [table.get(f"{kind}_{key}") for table in tables for kind in self.kinds]
@@ -108,7 +108,7 @@ class Group:
 
 
 def option(told: Told, name: str) -> str:
-    """What the command of a run gives to an option."""
+    """The value of an option in the command of a run."""
     words = shlex.split(told.run.command())
     return words[words.index(name) + 1] if name in words else ""
 
@@ -121,21 +121,21 @@ def problem(told: Told) -> str:
 
 
 def data_text(told: Told) -> str:
-    """A run's data with its options: `synthetic:rows=60`; of others what a reader calls them."""
+    """A run's data with its options, such as `synthetic:rows=60`; for a table, a readable name."""
     named = told.run.data.name in ("table", "deployed")
     return data_name(told.record["config"]["data"]) if named else option(told, "--data")
 
 
 def place(told: Told) -> tuple[str, str, str]:
-    """The problem in words, by its parts."""
+    """The parts of the problem in words."""
     later = told.run.holdout_clients
     without = f" without {told.run.held_out}" if later else ""
     return f" on {data_text(told)}", f" with {option(told, '--model')}", without
 
 
 def asked(told: Told) -> dict[str, Any]:
-    """The settings of a run but for its seed, with `auto` for what came from the data, and so differs between
-    seeds."""
+    """The settings of a run without its seed, with `auto` for those that came from the data and so differ
+    between seeds."""
     config = {k: v for k, v in told.record["config"].items() if k != "seed"}
     auto = told.record.get("auto") or {}
     algorithm = config["algorithm"]
@@ -148,8 +148,8 @@ def asked(told: Told) -> dict[str, Any]:
 
 
 def grouped(runs: Iterable[Told]) -> tuple[list[Group], list[dict[str, str]]]:
-    """The groups, in the order in which they are first met, and notices on runs that are in none of them or
-    have no result."""
+    """The groups, in order of first appearance, and notices on runs that are in none of them or have no
+    result."""
     members: dict[str, dict[int, Told]] = {}
     notices = []
     for told in runs:
@@ -171,20 +171,20 @@ def grouped(runs: Iterable[Told]) -> tuple[list[Group], list[dict[str, str]]]:
             notices.append({**about, "status": SAID.get(status, status), "reason": goes_on(told)})
         elif status != "finished":
             done = told.record["history"][-1]["round"] if told.record["history"] else 0
-            how = f"It was evaluated in round {done} of {told.run.rounds} last. " if done else ""
-            cure = f"{how}'pfedme resume' goes on with it."
+            how = f"It was last evaluated in round {done} of {told.run.rounds}. " if done else ""
+            cure = f"{how}'pfedme resume' continues it."
             notices.append({**about, "status": SAID.get(status, status), "reason": cure})
     lists = [list(by_seed.values()) for by_seed in members.values()]
     return [Group(*label, runs) for label, runs in zip(labels(lists), lists, strict=True)], notices
 
 
 def goes_on(told: Told) -> str:
-    """Why a deployed run has no result, how far it has come, and how it goes on."""
+    """Why a deployed run has no result, how far it has come, and how to resume it."""
     counted = {t for t, o in zip(*_outcomes(told), strict=True) if o == "counted"}
     why = told.record.get("reason") or ""
     reached = f"{len(counted)} of {told.run.rounds} rounds are done" if counted else "No round is done"
-    first = "Once the cause is gone, " if told.record["status"] == "failed" else ""
-    cure = f"{first}'pfedme server --resume {shlex.quote(str(told.path))}' goes on with it."
+    first = "Once the cause is fixed, " if told.record["status"] == "failed" else ""
+    cure = f"{first}'pfedme server --resume {shlex.quote(str(told.path))}' continues it."
     return " ".join(filter(None, [why, f"{reached}.", cure]))
 
 
@@ -193,8 +193,8 @@ def _outcomes(told: Told) -> tuple[Iterable[Any], Iterable[Any]]:
 
 
 def labels(groups: Sequence[Sequence[Told]]) -> list[tuple[str, str]]:
-    """A name for each group, and where it ran: the algorithm's name, with what sets it apart from others of
-    that name on the same problem, and what sets the problem apart."""
+    """A name for each group, and where it ran: the algorithm's name with what distinguishes it from others of
+    that name on the same problem, and what distinguishes the problem."""
     settings = [_settings(runs[0]) for runs in groups]
     kinds = [(runs[0].run.algorithm.name, problem(runs[0])) for runs in groups]
     places = [place(runs[0]) for runs in groups]
@@ -206,7 +206,7 @@ def labels(groups: Sequence[Sequence[Told]]) -> list[tuple[str, str]]:
         told = ", ".join(f"{k} {own[k]}" for k in own if any(own[k] != other.get(k) for other in like))
         where = "".join(part for part, shown in zip(parts, varied, strict=True) if shown)
         said.append((f"{name}{f' ({told})' if told else ''}{where}", where))
-    # Deployed federations with as many clients look alike but for where they are.
+    # Deployed federations with the same number of clients differ only in their folders.
     names = [name for name, _ in said]
     return [
         (f"{name}, {runs[0].path.name}" if names.count(name) > 1 else name, where)
@@ -215,7 +215,7 @@ def labels(groups: Sequence[Sequence[Told]]) -> list[tuple[str, str]]:
 
 
 def _settings(told: Told) -> dict[str, Any]:
-    """Whatever can set two runs of an algorithm on the same problem apart."""
+    """Everything that can distinguish two runs of an algorithm on the same problem."""
     config = asked(told)
     rest = {k: v for k, v in config.items() if k not in ("algorithm", "data", "model", "eval_every")}
     rest["personalize"] = option(told, "--personalize") or "no"
@@ -223,7 +223,7 @@ def _settings(told: Told) -> dict[str, Any]:
 
 
 def estimate(values: Sequence[float | None]) -> tuple[float | None, float | None]:
-    """The mean of one value a seed, and the half-width of its 95 % interval (Student's t) if there are two.
+    """The mean of one value per seed, and the half-width of its 95 % interval (Student's t) if there are two.
 
     >>> estimate([1.0, 2.0, 3.0])
     (2.0, 2.484...)
@@ -240,13 +240,13 @@ def estimate(values: Sequence[float | None]) -> tuple[float | None, float | None
 
 
 def number_of(entry: Mapping[str, Any], key: str) -> float | None:
-    """A finite number of an entry; None if it has none."""
+    """A finite number in an entry; None if there is none."""
     value = entry.get(key)
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 def number(value: float | None) -> float | int | None:
-    """A number for the page: six digits, and nothing for what is not finite."""
+    """A number for the page, with six digits; None if it is not finite."""
     if value is None or not math.isfinite(value):
         return None
     short = float(f"{value:.6g}")

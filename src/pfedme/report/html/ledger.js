@@ -5,22 +5,22 @@ const GLYPHS = { dropped: "×", failed: "!", late: "…", absent: "–" };
 const MEANING = {
   counted: "counted",
   dropped: "dropped: not fit to be counted",
-  failed: "failed: an error came, or others' replies were too few",
-  late: "late: nothing came in time",
+  failed: "failed: an error arrived, or too few other replies did",
+  late: "late: nothing arrived in time",
   absent: "absent: not connected",
 };
 const showNorm = (value) => (value === null ? "–" : short(+value.toPrecision(4)));
 const showEffect = (value) =>
   value === null ? "–" : `${value < 0 ? "−" : "+"}${Math.abs(100 * value).toFixed(1)} %`;
 
-/** The outcome that is told of a cell first: the most frequent one that is not counted, if there is any. */
+/** The main outcome of a cell: the most frequent one other than `counted`, if there is any. */
 function leading(cell) {
   const wrong = cell.outcomes.map((n, k) => (k ? n : 0));
   const most = Math.max(...wrong);
   return OUTCOMES[most ? wrong.indexOf(most) : 0];
 }
 
-/** What is in a cell: all rounds, those that were counted, and those that took several tries. */
+/** The number of rounds in a cell, and whether any of them took several attempts. */
 const total = (cell) => cell.outcomes.reduce((a, b) => a + b, 0);
 const repeated = (cell) => cell.tries > total(cell);
 
@@ -85,7 +85,7 @@ function grid(host, build) {
     for (const { cell, x, y } of spots) {
       const name = leading(cell);
       const share = 1 - cell.outcomes[0] / total(cell);
-      // What went wrong stays visible, however many rounds are in the cell.
+      // Problems stay visible, however many rounds are in the cell.
       const part = share && share < 1 ? Math.min(high - 6, Math.max(4, share * (high - 3))) : high - 3;
       const block = (outcome, from, length) =>
         mark("rect", {
@@ -176,7 +176,7 @@ function clientsOf(part) {
   return box;
 }
 
-/** A list of what went wrong with whom, and why. */
+/** A list of problems, with the client and the reason. */
 function namedList(title, { of, lines }, file) {
   if (!of) return null;
   const times = (l) => (l.times ? ` (${l.times > 1 ? `${count(l.times)} times, ` : ""}${l.rounds})` : "");
@@ -215,21 +215,21 @@ function parts() {
     const times = part.repeated ? ` ${plural(part.repeated, "round")} had to be repeated.` : "";
     const binned =
       g.each > 1
-        ? ` A column is of ${g.each} rounds: the upper part of a cell is the share that was not counted, in the ` +
-          "colour of what happened most."
+        ? ` A column stands for ${g.each} rounds: the upper part of a cell is the share that was not counted, in ` +
+          "the colour of the most frequent outcome."
         : "";
     const some =
       g.clients.length < part.clients
-        ? ` ${count(g.clients.length)} of ${count(part.clients)} clients are drawn, those first with whom ` +
-          "something went wrong."
+        ? ` ${count(g.clients.length)} of ${count(part.clients)} clients are drawn, those with the most problems ` +
+          "first."
         : "";
-    const asked = `In ${plural(part.rounds, "round")} clients were asked ${count(all)} times: ${sums}.`;
+    const asked = `In ${plural(part.rounds, "round")}, clients were asked ${count(all)} times: ${sums}.`;
     const cut = part.shortened
       ? ` ${plural(part.shortened, "update")} ${part.shortened > 1 ? "were" : "was"} shortened.`
       : "";
     const note = asked + cut + times + binned + some;
     const numbers = numbersOf(
-      `Parts of rounds, ${part.label}`,
+      `Contributions, ${part.label}`,
       [
         "client",
         g.each > 1 ? "rounds" : "round",
@@ -254,7 +254,7 @@ function parts() {
           el("span", { class: "long" }, c.reason || "–"),
         ]),
     );
-    const label = `What became of each client's part of each round, ${part.label}. ${note}`;
+    const label = `What happened to each client's contribution to each round, ${part.label}. ${note}`;
     const build = () => ({ label, grid: g });
     const left = part.clients - part.table.length;
     return [
@@ -264,7 +264,7 @@ function parts() {
       left ? el("p", { class: "note" }, `${plural(left, "more client")} are in ledger.csv.`) : null,
       namedList("Refused at the agreement", part.refused, "record.json"),
       namedList("Uploads that were dropped", part.dropped, "ledger.csv"),
-      namedList("Errors in place of uploads", part.failed, "ledger.csv"),
+      namedList("Errors instead of uploads", part.failed, "ledger.csv"),
     ].flat();
   });
   return section(
@@ -276,10 +276,11 @@ function parts() {
       "p",
       { class: "note" },
       "A client takes part in the rounds for which it is drawn and in which its upload is counted. " +
-        "‖w_i − w‖ is how far its upload is from the shared model that it was sent; an upload that is farther " +
-        "than is usual in its round and those before is shortened to the usual length. Its effect on the step is " +
-        "how much longer the step of the shared model was than it would have been without it, in percent of " +
-        "the step; below zero, it was shorter. Means are over the rounds in which it took part.",
+        "‖w_i − w‖ is the distance of its upload from the shared model that it was sent; an upload that is " +
+        "farther away than usual in its round and the rounds before is shortened to the usual length. Its " +
+        "effect on the step is how much longer the step of the shared model was than it would have been " +
+        "without this client, in percent of the step; if negative, the step was shorter. Means are over the " +
+        "rounds in which it took part.",
     ),
   );
 }

@@ -1,4 +1,4 @@
-"""What a page tells about who took part in the rounds of a deployed run."""
+"""What a page shows about who took part in the rounds of a deployed run."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from pfedme.runs.ledger import Outcome
 
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 COLUMNS = 60
-"""Of a grid; if there are more rounds, a column is of several."""
+"""At most this many columns of a grid; with more rounds, a column stands for several."""
 ROWS = 60
-"""Of a grid: clients that it shows."""
+"""At most this many clients in a grid."""
 CELLS = 2000
-"""Rectangles of a grid."""
+"""At most this many rectangles in a grid."""
 LISTED = 500
-"""Clients of the table."""
+"""At most this many clients in the table."""
 NAMED = 12
-"""Lines in a list of what went wrong."""
+"""At most this many lines in a list of problems."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Share:
-    """A client's part of a round, over all its tries; the last one stands."""
+    """A client's contribution to a round over all attempts; the last one counts."""
 
     client: str
     round: int
@@ -38,15 +38,15 @@ class Share:
     reason: str
     rows: float
     norm: float
-    """‖w_i − w‖ as it came; NaN if nothing did."""
+    """‖w_i − w‖ as it arrived; NaN if nothing did."""
     clipped: float
-    """What that was shortened to; NaN if it was not."""
+    """The norm that it was shortened to; NaN if it was not."""
     effect: float
     """(‖step‖ − ‖step without the client‖) / ‖step‖; NaN if it was not counted."""
 
 
 def shares(told: Told) -> list[Share]:
-    """The parts of rounds in a ledger, in the order in which they were first asked for."""
+    """The contributions in a ledger, in the order in which they were first requested."""
     table = told.ledger or {}
     lines: dict[tuple[str, int], list[int]] = {}
     for place, key in enumerate(zip(table.get("client", ()), table.get("round", ()), strict=True)):
@@ -65,7 +65,7 @@ def shares(told: Told) -> list[Share]:
 
 
 def took_part(told: Told) -> dict[str, Any] | None:
-    """Who took part in a run: a grid, a table, and who was refused or dropped; None if that is not known."""
+    """Who took part in a run: a grid, a table, and who was refused or dropped; None if unknown."""
     all_shares = shares(told)
     refused = told.deployment.get("refused", {})
     if not all_shares and not refused:
@@ -74,7 +74,7 @@ def took_part(told: Told) -> dict[str, Any] | None:
     own: dict[str, list[Share]] = {name: [] for name in names}
     for share in all_shares:
         own[share.client].append(share)
-    # If there is no room for all, those with whom something went wrong come first.
+    # If there is no room for all, clients with problems come first.
     wrong = {name: sum(s.outcome != "counted" for s in parts) for name, parts in own.items()}
     first = sorted(names, key=lambda name: -wrong[name])
     kept = set(first[:LISTED])
@@ -122,7 +122,7 @@ def _line(name: str, parts: Sequence[Share]) -> dict[str, Any]:
 
 
 def grid(own: dict[str, list[Share]], names: Sequence[str]) -> dict[str, Any]:
-    """The parts of clients in rounds, or in as many rounds at once as leave it readable."""
+    """Clients' contributions by round, or by groups of rounds if that is needed to keep the grid readable."""
     end = max((share.round for name in names for share in own[name]), default=0)
     each = 1
     while True:
@@ -156,15 +156,15 @@ def grid(own: dict[str, list[Share]], names: Sequence[str]) -> dict[str, Any]:
 
 
 def named(told: Told, outcome: Outcome) -> Iterable[dict[str, Any]]:
-    """Uploads of any try that were dropped, or errors that came instead, by client and reason.
+    """Uploads of any attempt that were dropped, or errors that arrived instead, by client and reason.
 
-    Reasons that differ in their numbers are one, told as it was last; the most frequent ones come first.
+    Reasons that differ only in their numbers count as one, in its last form; the most frequent come first.
     """
     table = told.ledger or {}
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for place in np.flatnonzero(table["outcome"] == outcome) if table else ():
         if outcome == "failed" and not np.isnan(table["norm"][place]):
-            continue  # Its upload was good; the others' were too few.
+            continue  # Its upload was good, but too few others arrived.
         client, reason = str(table["client"][place]), str(table["reason"][place])
         key = client, re.sub(r"\d[\d.e+-]*|\b(inf|nan)\b", "#", reason)
         line = found.setdefault(key, {"client": short(client), "times": 0, "rounds": []})

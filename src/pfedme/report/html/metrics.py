@@ -1,4 +1,4 @@
-"""What a page shows of models' scores: the metric that was chosen, the others, the baseline, calibration."""
+"""The models' scores on a page: the chosen metric, the others, the baseline, calibration."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ QUANTITIES = ("r2", "rmse", "mae")
 
 
 def final(group: Group) -> dict[str, Any]:
-    """The result of each model: value and interval, and that of the worst tenth of clients."""
+    """The result of each model, with its interval, over all rows and for the worst tenth of clients."""
     key, found = group.measure.key, {}
     for kind in group.kinds if group.finals else []:
         own = [entry[kind] for entry in group.finals]
@@ -26,8 +26,8 @@ def final(group: Group) -> dict[str, Any]:
 
 
 def with_interval(entries: Sequence[Mapping[str, Any]], key: str) -> tuple[float | None, float | None]:
-    """A metric in the mean over seeds and the half-width of its 95 % interval; of a single run that over its
-    test rows, if the record has it."""
+    """The mean of a metric over seeds and the half-width of its 95 % interval; for a single run, the interval
+    over its test rows, if the record has it."""
     named = [{"log_loss": entry.get("loss"), **entry} for entry in entries]
     value, ci = estimate([number_of(entry, key) for entry in named])
     if len(entries) == 1 and value is not None:
@@ -36,7 +36,7 @@ def with_interval(entries: Sequence[Mapping[str, Any]], key: str) -> tuple[float
 
 
 def of_clients(entry: Mapping[str, Any], key: str, what: str) -> float | None:
-    """A metric's mean over clients, or over the tenth of them that a model does worst by."""
+    """A metric's mean over clients, or over the tenth of them for which a model does worst."""
     clients = entry.get("clients") if key in ("accuracy", "r2") else (entry.get("by_client") or {}).get(key)
     return number_of(clients or {}, what)
 
@@ -53,7 +53,7 @@ def others(group: Group) -> dict[str, Any]:
 
 
 def baseline(groups: Sequence[Group]) -> dict[str, Any] | None:
-    """What needs no learning, the majority class or the mean, by the first run that records it."""
+    """The baseline, which needs no learning: the majority class or the mean, from the first run with one."""
     for group in groups:
         for entry in group.finals:
             if own := entry.get("baseline"):
@@ -72,8 +72,8 @@ def baseline(groups: Sequence[Group]) -> dict[str, Any] | None:
 
 
 def calibration(group: Group) -> dict[str, Any]:
-    """For each model its bins: predicted and observed frequencies and rows; of several seeds pooled if they
-    have the same bins, else those of the first."""
+    """For each model its bins: predicted and observed frequencies and rows; several seeds are pooled if they
+    have the same bins, otherwise the first seed is used."""
     found = {}
     for kind in group.kinds if group.finals else []:
         each = [final[kind].get("calibration") for final in group.finals]
@@ -89,7 +89,7 @@ def calibration(group: Group) -> dict[str, Any]:
 
 
 def _pooled(bins: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """The bins of several seeds as one."""
+    """The bins of several seeds, combined into one."""
     known = [bin for bin in bins if bin["rows"]]
     rows = sum(bin["rows"] for bin in known)
     mean = {key: sum(b["rows"] * b[key] for b in known) / rows for key in ("predicted", "observed")}
@@ -97,7 +97,7 @@ def _pooled(bins: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def training(group: Group) -> list[dict[str, Any]]:
-    """How step sizes and rounds were chosen, in the record's own sentences, a list for seeds that agree."""
+    """How step sizes and rounds were chosen, in the record's own sentences, one list for seeds that agree."""
     found: dict[tuple[Any, ...], list[int]] = {}
     for told in group.runs:
         auto = told.record.get("auto") or {}

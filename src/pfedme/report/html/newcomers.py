@@ -1,4 +1,4 @@
-"""The page about newcomers: what each chose, and what it gains by a run that it took no part in."""
+"""The page about newcomers: what each chose, and what it gains from a run that it took no part in."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from pfedme.report.html.read import Told, read_methods, read_offered, read_run, 
 from pfedme.report.tables import data_name
 
 MODELS = {"global": "global", "recommended": "personal"}
-"""What the models of newcomers are called beside those of a run."""
+"""The names of newcomers' models among those of a run."""
 
 
 def newcomers_report(run: Path, folder: Path, newcomers: Source) -> None:
-    """Writes the page about the newcomers whose models are in a folder, from a run in another."""
+    """Writes the page about newcomers whose models are in `folder` and come from the run in `run`."""
     told = as_run(read_run(run), folder)
     content = document([told])
     assert told.clients is not None
@@ -30,17 +30,17 @@ def newcomers_report(run: Path, folder: Path, newcomers: Source) -> None:
     content["title"] = f"Newcomers from {data}"
     content["about"] = [
         f"{len(told.clients['client']):,} clients of {data}, which took no part in training, start from the "
-        f"shared model of {name} on {trained}. They have {rows:,} training rows in all, and are judged by "
-        f"{test:,} test rows. Global is the shared model as it is, personal the model that each client chose."
+        f"shared model of {name} on {trained}. They have {rows:,} training rows in total, and are judged on "
+        f"{test:,} test rows. Global is the unchanged shared model, personal the model each client chose."
     ]
     for group in content["groups"]:
-        group["cost"] = None  # which would be the run's
+        group["cost"] = None  # it would be that of the run
     with writing(folder):
         atomic_write(folder / NAME, page(content))
 
 
 def as_run(told: Told, folder: Path) -> Told:
-    """The newcomers as if they were the clients of a run, whose shared model is another's."""
+    """Presents the newcomers as if they were the clients of a run."""
     offered, methods = read_offered(folder), read_methods(folder)
     verdict = read_verdict(folder / "personalized.json")
     assert offered is not None

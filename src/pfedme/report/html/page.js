@@ -32,9 +32,9 @@ function notices() {
   if (!report.notices.length) return null;
   return section(
     "notices",
-    "Runs without a result of their own",
+    "Runs without their own result",
     table(
-      "Runs without a result of their own",
+      "Runs without their own result",
       ["run", "status", "what is known", "folder"],
       report.notices.map((n) => [
         n.run,
@@ -141,7 +141,7 @@ function curves() {
   );
   const bands = groups.some((g) => g.finished > 1) ? " Bands are 95 % intervals over seeds." : "";
   const names = [...new Set(report.baselines.filter(Boolean).map((b) => b.name))].join(" or ");
-  const base = names ? ` The line named ${names} needs no learning.` : "";
+  const base = names ? ` The line named ${names} is the baseline, which needs no learning.` : "";
   return section(
     "curves",
     "Round by round",
@@ -151,7 +151,7 @@ function curves() {
       { class: "pair" },
       panels.map(([f]) => f),
     ),
-    el("p", { class: "note" }, `The models of all clients, judged every few rounds.${bands}${base}`),
+    el("p", { class: "note" }, `The models of all clients, evaluated every few rounds.${bands}${base}`),
   );
 }
 
@@ -193,7 +193,7 @@ masthead
   );
 
 const folds = [...main.querySelectorAll("details.fold")];
-// A link to a section that is shut opens it, and paper shows what can be opened.
+// A link to a closed section opens it, and printing opens all sections.
 addEventListener("hashchange", () => {
   const fold = folds.find((f) => `#${f.parentNode.id}` === location.hash);
   if (fold) fold.open = true;

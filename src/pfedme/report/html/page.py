@@ -1,4 +1,4 @@
-"""The page: the document and what draws it, in one file that needs nothing else."""
+"""The page: the document and the scripts that draw it, in one self-contained file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pfedme.report.html.document import document
 from pfedme.report.html.read import read
 
 NAME = "report.html"
-"""What a page is called in the folder of a run or of a comparison."""
+"""The name of the page in the folder of a run or a comparison."""
 SCRIPTS = (
     "chart.js", "bars.js", "parts.js", "answer.js", "find.js", "results.js", "clients.js", "ledger.js",
     "again.js", "page.js",
@@ -30,7 +30,7 @@ def report(folders: Sequence[Path], out: Path, *, force: bool = False) -> None:
     if out.suffix not in (".html", ".htm"):
         raise InputError(f"-o {out} must be a file whose name ends in .html.")
     if not out.parent.is_dir():
-        raise InputError(f"There is no folder {out.parent} for the report; make it, or choose another -o.")
+        raise InputError(f"There is no folder {out.parent} for the report; create it, or choose another -o.")
     if out.is_dir():
         raise InputError(f"-o {out} is a folder; give the name of a file.")
     if out.exists() and not force:
@@ -54,7 +54,7 @@ def page(content: dict[str, Any]) -> str:
 
 
 def embedded(content: dict[str, Any]) -> str:
-    """JSON that can stand in a script element whatever its texts hold.
+    """JSON that is safe in a script element, whatever its strings contain.
 
     >>> embedded({"client": "</script>"})
     '{"client":"\\\\u003c/script\\\\u003e"}'

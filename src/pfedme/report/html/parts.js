@@ -1,4 +1,4 @@
-// The report's JSON document, how its numbers are told, and the parts that sections are made of.
+// The report's JSON document, the format of its numbers, and the parts that sections are made of.
 
 const report = JSON.parse(document.getElementById("document").textContent);
 const groups = report.groups;
@@ -8,7 +8,7 @@ const KINDS = ["global", "local", "personal"];
 const count = (n) => n.toLocaleString("en-US");
 const plural = (n, word) => `${count(n)} ${word}${n === 1 ? "" : "s"}`;
 
-/** A value as its measure is told, with its interval and unit. */
+/** A value in the format of its measure, with its interval and unit. */
 function show(key, value, ci, unit = true) {
   if (value === null || value === undefined) return "–";
   const m = measures[key];
@@ -17,7 +17,7 @@ function show(key, value, ci, unit = true) {
   return text(value) + (ci ? ` ± ${text(ci)}` : "") + (unit ? unitOf(key) : "");
 }
 
-/** What follows such a value, and the head of a column of them. */
+/** The unit after such a value, and after the head of a column of them. */
 const unitOf = (key) => (measures[key].sign === "%" ? " %" : "");
 const headOf = (key) => ` ${measures[key].sign}`;
 
@@ -44,12 +44,12 @@ function showSeconds(value) {
   return value < 5400 ? `${(value / 60).toFixed(1)} min` : `${(value / 3600).toFixed(1)} h`;
 }
 
-/** A sentence, whose numbers stay with their units. */
+/** A sentence whose numbers are kept together with their units. */
 const said = (text) => text.replace(/(\d) (%|points)/g, "$1\u00a0$2");
 
 /**
- * A table in a box of its own to scroll in; the first column is text, the others numbers. On a narrow screen a
- * row becomes a list of its cells, each with its head, unless `stack` is false, for tables with many rows.
+ * A table in its own scrollable box; the first column is text, the others are numbers. On a narrow screen a row
+ * becomes a list of its cells, each with its head, unless `stack` is false, for tables with many rows.
  */
 function table(label, head, rows, wide, stack = true) {
   const heads = head.map((name) => (typeof name === "string" ? name : name.textContent));
@@ -58,7 +58,7 @@ function table(label, head, rows, wide, stack = true) {
   return el(
     "div",
     { class: stack ? "scroll stack" : "scroll", role: "region", "aria-label": label, tabindex: 0 },
-    // The roles are those of the elements, which lose them where they are not shown as a table.
+    // The roles repeat those of the elements, which lose them if they are not displayed as a table.
     el(
       "table",
       { role: "table" },
@@ -90,7 +90,7 @@ function table(label, head, rows, wide, stack = true) {
   );
 }
 
-/** The numbers of a chart as a table, made when somebody opens it. */
+/** The numbers of a chart as a table, which is built when it is opened. */
 function numbersOf(label, head, rows) {
   const box = el("details", { class: "numbers" }, el("summary", {}, "The numbers as a table"));
   box.addEventListener("toggle", () => {
@@ -113,7 +113,7 @@ function figure(draw, build, title, note, numbers) {
   return [made, draw(host, build)];
 }
 
-/** A section that is shut until somebody wants it. */
+/** A section that is closed at first. */
 function folded(id, title, ...children) {
   return el(
     "section",
@@ -131,7 +131,7 @@ function section(id, title, ...children) {
   );
 }
 
-/** Buttons that are on or off; `change` hears the set of those that are off. */
+/** Buttons that are on or off; `change` is called with the set of those that are off. */
 function toggles(label, items, change) {
   const off = new Set();
   return el(
@@ -156,7 +156,7 @@ function toggles(label, items, change) {
 
 const swatch = (k, points) => sample({ group: k, points });
 
-/** A run's name beside its colour, with the kind of model if one is given, and what else is to be known. */
+/** A run's name next to its colour, with the kind of model if one is given, and a remark if there is one. */
 function named(k, points, kind) {
   const text = kind ? `${groups[k].label}, ${kind}` : groups[k].label;
   const picture = kind ? sample({ group: k, dash: kind }) : swatch(k, points);
@@ -164,13 +164,13 @@ function named(k, points, kind) {
   return groups[k].aside ? [name, el("small", { class: "below" }, groups[k].aside)] : name;
 }
 
-/** What an axis of a metric may show at most. */
+/** The limits of an axis of a metric. */
 const limits = (key) =>
   measures[key].sign === "%"
     ? { least: 0, most: 100 }
     : { least: key === "r2" ? -0.5 : 0, most: ["r2", "auc", "f1"].includes(key) ? 1 : Infinity };
 
-/** The lines of what needs no learning, in a chart of a metric about some groups. */
+/** The lines of the baselines in a chart of a metric for some groups. */
 function baselines(key, own, which = "value") {
   const found = [...new Set(own.map((k) => groups[k].problem))].map((p) => report.baselines[p]);
   return found

@@ -1,4 +1,4 @@
-"""The question that a page is about, which is its title."""
+"""The question that a page answers, which is its title."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pfedme.report.html.groups import Group, problem
 from pfedme.report.html.read import Columns, Told
 
 KEYS = ("id", "ids", "name", "names", "code", "no", "nr", "number", "key", "index")
-"""Last words of a column's name that say how its values name something, and not what."""
+"""Last words of a column's name that say how its values identify something, not what they identify."""
 
 
 def title(runs: Sequence[Told], groups: Sequence[Group], tables: Sequence[Columns | None]) -> str:
@@ -32,7 +32,7 @@ def title(runs: Sequence[Told], groups: Sequence[Group], tables: Sequence[Column
 
 
 def question(data: Mapping[str, Any], clients: int | None) -> str:
-    """What is asked of the data that a record describes, for so many clients.
+    """The question about the data that a record describes, for so many clients.
 
     >>> question({"name": "table", "path": "visits.csv", "label": "result", "client": "clinic_id"}, 34)
     'Predicting result at 34 clinics'
@@ -50,7 +50,7 @@ def question(data: Mapping[str, Any], clients: int | None) -> str:
 
 
 def noun(column: str | None, count: int) -> str:
-    """What the values of a column are called, so many of them.
+    """A noun for the values of a column, in the singular or plural for `count` of them.
 
     >>> noun("Clinic_ID", 34), noun("country", 2), noun("branch", 2), noun("hospitals", 3), noun("bus", 1)
     ('clinics', 'countries', 'branches', 'hospitals', 'bus')

@@ -1,4 +1,4 @@
-"""Runs as their folders tell of them."""
+"""Reads runs from their folders."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from pfedme.runs.plan import PLAN, read_plan
 from pfedme.runs.run import Run
 
 Columns = dict[str, np.ndarray]
-"""A table by its columns: texts, or numbers with NaN for an empty cell."""
+"""The columns of a table: strings, or numbers with NaN for an empty cell."""
 TEXTS = ("client", "choice", "method", "metric", "outcome", "reason")
-"""The columns that hold texts."""
+"""The columns that hold strings."""
 VERDICTS = ("yes", "no", "cannot tell")
 GAINS = ("gain_over_alone", "gain_over_alone_ci95", "gain_over_global", "gain_over_global_ci95")
 
@@ -39,23 +39,23 @@ class Compared:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Told:
-    """A run as its folder tells of it; what the folder does not hold is None."""
+    """A run as read from its folder; None for anything that the folder does not have."""
 
     path: Path
     run: Run
     record: dict[str, Any]
     clients: Columns | None
-    """clients.csv: a row a client."""
+    """clients.csv: one row per client."""
     offered: Columns | None
     """personalized.csv: what each client chose, and what that gains."""
     methods: dict[str, Any] | None
-    """personalized.json: how each way to a model does."""
+    """personalized.json: the results of each method."""
     newcomers: Columns | None
-    """newcomers.csv: how newcomers fare by the number of their rows."""
+    """newcomers.csv: how newcomers fare, by the number of their rows."""
     size: int | None
     """Numbers in the shared model."""
     ledger: Columns | None = None
-    """ledger.csv: a row for each client's part of each try of a round of a deployed run."""
+    """ledger.csv of a deployed run: a row for each client's contribution to each attempt at a round."""
     verdict: dict[str, Any] | None = None
     """personalized.json: whether joining pays with the models that clients chose."""
     compared: Compared | None = None
@@ -68,12 +68,12 @@ class Told:
 
     @property
     def deployed(self) -> bool:
-        """Whether its clients were elsewhere."""
+        """Whether its clients were on other machines."""
         return isinstance(self.run.data, Deployed)
 
     @property
     def deployment(self) -> dict[str, Any]:
-        """What the record tells of a deployed run only."""
+        """The part of the record that only a deployed run has."""
         return self.record.get("deployment", {})
 
 
@@ -93,8 +93,8 @@ def read(folders: Sequence[Path]) -> list[Told]:
             runs.setdefault(folder.resolve(), read_run(folder))
         else:
             raise InputError(
-                f"There is no run in {folder}: it has neither record.json nor {PLAN}; give the folder that "
-                "--out named."
+                f"There is no run in {folder}: it has neither record.json nor {PLAN}; give the folder "
+                "that was given to --out."
             )
     return list(runs.values())
 
@@ -138,7 +138,7 @@ def _check(record: dict[str, Any]) -> None:
     entries = [*record["history"], *([record["final"]] if record["status"] == "finished" else [])]
     for entry in entries:
         if not isinstance(entry["round"], int):
-            raise TypeError("a round is no whole number")
+            raise TypeError("a round is not a whole number")
         for kind in (*KINDS, "baseline"):
             own = entry.get(kind) or {}
             for key in (*MEASURES, "loss", "train_loss"):
@@ -146,17 +146,17 @@ def _check(record: dict[str, Any]) -> None:
                     raise TypeError(f"{key} of the {kind} model is not a number")
             for bin in own.get("calibration") or ():
                 if not all(_is_number(bin[key]) for key in ("predicted", "observed", "rows")):
-                    raise TypeError(f"the calibration of the {kind} model is not in numbers")
+                    raise TypeError(f"the calibration of the {kind} model is not numeric")
     if not all(isinstance(text, str) for text in (record.get("auto") or {}).get("sentences", ())):
-        raise TypeError("a sentence about the training is not a text")
+        raise TypeError("a sentence about the training is not a string")
     if not all(isinstance(value, str | None) for value in (record.get("metric") or {}).values()):
-        raise TypeError("its metric is not told in texts")
+        raise TypeError("its metric is not described by strings")
     deployment = record.get("deployment", {})
     clients, refused = deployment.get("clients", []), deployment.get("refused", {})
     if not (
         isinstance(clients, list) and all(isinstance(text, str) for text in (*clients, *refused.values()))
     ):
-        raise TypeError("a client of the deployment is no text")
+        raise TypeError("a client of the deployment is not a string")
     if record["status"] == "finished":
         for key in ("compile_s", "train_s", "eval_s"):
             float(record["timing"][key])
@@ -167,8 +167,8 @@ def _is_number(value: Any) -> bool:
 
 
 def read_verdict(path: Path) -> dict[str, Any] | None:
-    """The verdict in a comparison's plan or in personalized.json; None if there is none yet, as in the files
-    of older versions."""
+    """The verdict in a comparison's plan or in personalized.json; None if there is none yet, or if the file
+    is from an older version."""
     if not path.exists():
         return None
     try:
@@ -185,7 +185,7 @@ def read_verdict(path: Path) -> dict[str, Any] | None:
                 raise TypeError(f"{key} of its verdict is not a number")
         return found
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{path} cannot be read ({_why(error)}); make it again.") from None
+        raise InputError(f"{path} cannot be read ({_why(error)}); regenerate it.") from None
 
 
 def read_table(path: Path, needed: Sequence[str]) -> Columns | None:
@@ -196,14 +196,14 @@ def read_table(path: Path, needed: Sequence[str]) -> Columns | None:
         with path.open(newline="", encoding="utf-8") as file:
             header, *rows = csv.reader(file, strict=True)
     except (OSError, ValueError, csv.Error) as error:
-        raise InputError(f"{path} cannot be read ({_why(error)}); make it again.") from None
+        raise InputError(f"{path} cannot be read ({_why(error)}); regenerate it.") from None
     for name in needed:
         if name not in header:
-            raise InputError(f"{path} has no column '{name}'; make it again.")
+            raise InputError(f"{path} has no column '{name}'; regenerate it.")
     for number, row in enumerate(rows, 2):
         if len(row) != len(header):
             raise InputError(
-                f"Row {number} of {path} has {len(row)} cells, not {len(header)}; make it again."
+                f"Row {number} of {path} has {len(row)} cells, not {len(header)}; regenerate it."
             )
     columns: Columns = {}
     for place, name in enumerate(header):
@@ -213,7 +213,7 @@ def read_table(path: Path, needed: Sequence[str]) -> Columns | None:
                 np.array(cells, object) if name in TEXTS else np.array([float(c or "nan") for c in cells])
             )
         except ValueError as error:
-            raise InputError(f"Column '{name}' of {path} is damaged ({error}); make it again.") from None
+            raise InputError(f"Column '{name}' of {path} is damaged ({error}); regenerate it.") from None
     return columns
 
 
@@ -226,8 +226,8 @@ def read_ledger(path: Path) -> Columns | None:
         )
         unknown = set(found["outcome"]) - set(get_args(Outcome))
         if not whole or unknown:
-            why = f"there is no outcome '{unknown.pop()}'" if unknown else "a round is no whole number"
-            raise InputError(f"{path} is damaged ({why}); put back what it was, or start the run again.")
+            why = f"there is no outcome '{unknown.pop()}'" if unknown else "a round is not a whole number"
+            raise InputError(f"{path} is damaged ({why}); restore it, or start the run again.")
         for name in ("client", "reason"):
             found[name] = np.array([text_of(text) for text in found[name]], object)
     return found
@@ -242,12 +242,12 @@ def read_newcomers(path: Path) -> Columns | None:
     """How newcomers fare, from newcomers.csv; None if it does not exist."""
     found = read_table(path, ("rows", "clients", "method", "mean"))
     if found and (unknown := set(found.get("metric", ())) - set(MEASURES)):
-        raise InputError(f"{path} is damaged (there is no metric '{unknown.pop()}'); make it again.")
+        raise InputError(f"{path} is damaged (there is no metric '{unknown.pop()}'); regenerate it.")
     return found
 
 
 def read_methods(folder: Path) -> dict[str, Any] | None:
-    """How each way to a model does, from personalized.json; None if it does not exist."""
+    """The results of each method, from personalized.json; None if it does not exist."""
     path = folder / "personalized.json"
     if not path.exists():
         return None
@@ -259,7 +259,7 @@ def read_methods(folder: Path) -> dict[str, Any] | None:
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(
-            f"{path} cannot be read ({_why(error)}); 'pfedme personalize' makes it again."
+            f"{path} cannot be read ({_why(error)}); 'pfedme personalize' regenerates it."
         ) from None
 
 

@@ -1,6 +1,6 @@
-// How the models do: the metric that was chosen, the others, and calibration.
+// How the models do: the chosen metric, the others, and calibration.
 
-/** A value with its interval, for a table; in a narrow one the interval is below. */
+/** A value with its interval, for a table; in a narrow table the interval is below. */
 function scored(key, value, ci, best, narrow) {
   if (value === null || value === undefined) return "–";
   const half = ` ± ${show(key, ci, null, false)}`;
@@ -12,11 +12,11 @@ function scored(key, value, ci, best, narrow) {
   );
 }
 
-/** What the baseline of a problem is called. */
+/** The name of the baseline of a problem. */
 const baselineName = (b) => (b.label === null ? capital(b.name) : `${capital(b.name)}: ${b.label}`);
 
 function results() {
-  // Of a deployed run there may be nothing to show.
+  // For a deployed run there may be nothing to show.
   const shown = groups.filter((g) => !g.deployed || Object.keys(g.final).length);
   const silent = groups.filter((g) => g.finished && !shown.includes(g));
   const unshared = silent.map((g) =>
@@ -50,7 +50,7 @@ function results() {
     const m = measures[key];
     const over = own.some((k) => groups[k].finished > 1) ? " ± is over seeds." : " ± is over test rows.";
     const alone = own.some((k) => groups[k].algorithm === "alone")
-      ? " Alone: each client trains by itself, and its model is a personal one."
+      ? " Alone: each client trains on its own, and its model counts as personal."
       : "";
     const marked = own.some((k) => Object.values(groups[k].best).some(Boolean))
       ? " Bold: better than all others in the column with every seed, and beyond the 98 % interval of the " +
@@ -68,7 +68,7 @@ function results() {
         "p",
         { class: "note" },
         `${capital(`test ${m.name}`)} over all clients' rows.${over}${marked} ` +
-          `Worst tenth: the mean over the tenth of the clients that the last of the three models does worst by.` +
+          `Worst tenth: the mean over the tenth of the clients for which the last of the three models does worst.` +
           alone,
       ),
     ].flat();
@@ -109,8 +109,8 @@ function metricTables() {
       (usual === "r2"
         ? "RMSE and MAE are in the label's own unit."
         : positives.length
-          ? `Recall, precision and F1 are of ${positives.join(", ")}.`
-          : "Recall, precision and F1 are of the rarer of two classes; of several, means over classes.") +
+          ? `Recall, precision and F1 are for ${positives.join(", ")}.`
+          : "Recall, precision and F1 are for the rarer of two classes, or means over several classes.") +
       (better.length ? ` Lower is better for ${better.join(", ")}.` : "");
     return el(
       "details",
@@ -122,7 +122,7 @@ function metricTables() {
   });
 }
 
-/** How often what was predicted with some probability came true, a small chart for each run. */
+/** How often predictions with a given probability came true, a small chart for each run. */
 function calibration() {
   const own = groups.map((g, k) => k).filter((k) => Object.keys(groups[k].calibration).length);
   if (!own.length) return null;
@@ -160,8 +160,8 @@ function calibration() {
     el(
       "p",
       { class: "note" },
-      "How often (up) what was predicted with some probability (across) came true, over groups of test rows. " +
-        "On the diagonal, probabilities can be taken at their word.",
+      "How often (vertical) predictions with a given probability (horizontal) came true, over groups of test " +
+        "rows. On the diagonal, probabilities can be taken at face value.",
     ),
     el("div", { class: "small-charts" }, figures),
   ];

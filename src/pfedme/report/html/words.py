@@ -1,4 +1,4 @@
-"""What a page says in words: what was run, and whether joining pays."""
+"""The sentences of a page: what was run, and whether joining pays."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _span(values: Sequence[float]) -> str:
 
 
 def about(groups: Sequence[Group], tables: Sequence[Columns | None]) -> list[str]:
-    """What was run, in words; a sentence or three for each problem."""
+    """What was run, in words; up to three sentences for each problem."""
     said = []
     for problem in dict.fromkeys(group.problem for group in groups):
         own = [k for k, group in enumerate(groups) if group.problem == problem]
@@ -36,7 +36,7 @@ def about(groups: Sequence[Group], tables: Sequence[Columns | None]) -> list[str
         linear = "Linear regression" if groups[own[0]].usual is R2 else "Softmax regression"
         networks = {"dnn": "A neural network", "cnn": "A convolutional network"}
         if not any(groups[k].entries for k in own) and first.deployed:
-            linear = "A linear model"  # Which of the two only scores would tell.
+            linear = "A linear model"  # Only scores would show which of the two it is.
         model = {"mlr": linear, **networks}.get(kind, "A model")
         names = list(dict.fromkeys(groups[k].name for k in own))
         rounds = sorted({told.run.rounds for told in runs})
@@ -44,7 +44,7 @@ def about(groups: Sequence[Group], tables: Sequence[Columns | None]) -> list[str
         drawn = f", {_span(cohort)} clients drawn for each" if cohort else ""
         seeds = sorted({told.run.seed for told in runs})
         text = (
-            f"{model} ({option(first, '--model')}) on {data_text(first)}, trained by {_and(names)} "
+            f"{model} ({option(first, '--model')}) on {data_text(first)}, trained with {_and(names)} "
             f"for {_span(rounds)} rounds{drawn}; seed{'s' if len(seeds) > 1 else ''} "
             f"{_and([str(s) for s in seeds])}."
         )
@@ -58,15 +58,15 @@ def about(groups: Sequence[Group], tables: Sequence[Columns | None]) -> list[str
             )
             text += (
                 f" {len(n):,} {who} with {_span(n.tolist())} training rows each "
-                f"({n.sum():,.0f} in all), judged by {table['n_test'].sum():,.0f} test rows."
+                f"({n.sum():,.0f} in total), judged on {table['n_test'].sum():,.0f} test rows."
             )
         said.append(text)
     return said
 
 
 def headline(groups: Sequence[Group]) -> list[dict[str, Any]]:
-    """Whether joining pays, as far as these runs show: for each problem its verdicts, a sentence that leads
-    where there is none, and others."""
+    """Whether joining pays, as far as these runs show: for each problem its verdicts, a leading sentence if
+    there are none, and further sentences."""
     said = []
     for problem in dict.fromkeys(group.problem for group in groups):
         every = [group for group in groups if group.problem == problem]
@@ -77,13 +77,13 @@ def headline(groups: Sequence[Group]) -> list[dict[str, Any]]:
         if len(own) == 1 and not verdicts:
             lines += _standing(own[0])
         if silent:
-            lines.append(f"{UNSHARED}: how well {_and([g.label for g in silent])} does, only they know.")
+            lines.append(f"{UNSHARED}: only they know how well {_and([g.label for g in silent])} does.")
         own = own or silent
         if not own:
             continue
         lead = [] if verdicts else [_unknown(own)] if own[0].finals or not silent else []
         if own[0].deployed:
-            lines.append("Whether joining pays is for each client to see, beside what it reaches alone.")
+            lines.append("Each client can see whether joining pays by comparing with what it reaches alone.")
             lead = []
         lines = [*lead, *lines]
         where = own[0].where.strip()
@@ -134,8 +134,8 @@ def _unknown(groups: Sequence[Group]) -> str:
     offered = any(told.offered for group in groups for told in group.finished)
     if "alone" not in names and not offered:
         takes = f"'pfedme compare {names[0]} alone', or --personalize auto"
-        return f"{unknown}: that takes alone beside them, as in {takes}."
-    return f"{unknown}: they have no interval of the gain over clients; 'pfedme compare' makes one."
+        return f"{unknown}: that needs runs of alone to compare with, as in {takes}."
+    return f"{unknown}: they have no interval for the gain over clients; 'pfedme compare' computes one."
 
 
 def _improving(groups: Sequence[Group]) -> str:
@@ -159,7 +159,7 @@ def _chosen(group: Group, told: Told) -> list[str]:
 
 
 def _standing(group: Group) -> list[str]:
-    """Where the models of a single method stand."""
+    """How well the models of a single method do."""
     what, said = group.measure, []
     for kind in reversed(group.kinds):
         value, _ = estimate([what.of(entry[kind]) for entry in group.finals])
@@ -170,4 +170,4 @@ def _standing(group: Group) -> list[str]:
             said.append(f"{owner} {kind} model{'' if one else 's'}{verb} {what.told(value)}")
     if not said:
         return ["No client has test rows, so no model can be judged."]
-    return [f"Over all test rows {_and(said)}."]
+    return [f"Over all test rows, {_and(said)}."]
