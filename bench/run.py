@@ -140,7 +140,7 @@ def table(results: dict[str, Any]) -> str:
             cells = " | ".join(f"{1e3 * t[kind]:.1f} ms" for kind in ("torch", "all", "cohort"))
             lines.append(f"| {algorithm.replace('_', '-')}, {name} | {cells} |")
     if results["clients"]:
-        lines += ["", "| clients | seconds per round | peak memory | generated in |", "|---|---|---|---|"]
+        lines += ["", "| clients | time per round | peak memory | generated in |", "|---|---|---|---|"]
         lines += [
             f"| {c['n']:,} | {1e3 * c['round_s']:.2f} ms | {c['peak_rss_gib']:.2f} GiB "
             f"| {c['generate_s']:.1f} s |"

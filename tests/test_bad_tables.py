@@ -193,7 +193,7 @@ FILES: dict[str, tuple[str, bytes, list[str]]] = {
     "too many texts": (
         "t.csv",
         "\n".join(["hospital,id,outcome", *(f"h{i % 3},id{i},{i % 2}" for i in range(1001)), ""]).encode(),
-        ["'id' of t.csv has 1,001 different texts", "1,000", "--drop id"],
+        ["'id' of t.csv has 1,001 different values", "1,000", "--drop id"],
     ),
     "nothing to predict from": ("t.csv", b"hospital,outcome\na,1\nb,0\n", ["t.csv has no column left"]),
     "lengths of time": (

@@ -207,7 +207,7 @@ LOOKS: dict[str, tuple[Mapping[str, Sequence[object]], list[str]]] = {
     "a shuffled index": ({"c": rng.permutation(N).tolist()}, ["'c' numbers the rows"]),
     "numbers of patients": ({"patient_id": rng.choice(10**6, N, False).tolist()}, ["60 different whole"]),
     "numbers that never meet": ({"c": rng.choice(300, N, False).tolist()}, ["'c' has 60 different whole"]),
-    "names of patients": ({"c": column(lambda i: f"p{i}")}, ["'c' has 60 different texts", "identifier"]),
+    "names of patients": ({"c": column(lambda i: f"p{i}")}, ["'c' has 60 different values", "identifier"]),
     "the label again": ({"c": good()["outcome"]}, ["'c' determines the label 'outcome' exactly"]),
     "the label in numbers": ({"c": [int(v == "yes") for v in good()["outcome"]]}, ["'c' determines"]),
     "the label in other words": ({"c": [f"was {v}" for v in good()["outcome"]]}, ["'c' determines"]),

@@ -281,7 +281,7 @@ def test_a_client_that_has_lost_what_it_kept_says_so(
     log = (tmp_path / "out/server.log").read_text()
     assert (f"Round 4: north failed ({LOST})." in log) == (policy == "refuse" and cls is Control)
     assert (f"Round 4: north counted ({ANEW})." in log) == (policy == "start-over")
-    assert ("north has not answered the shared model" in log) == (policy == "refuse" and cls is Control)
+    assert ("north has not responded to the shared model" in log) == (policy == "refuse" and cls is Control)
 
 
 def test_a_client_recalls_what_it_kept_after_the_round_that_counted_last(tmp_path: Path):

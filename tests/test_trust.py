@@ -211,9 +211,9 @@ def test_a_round_is_answered_once_and_for_one_w(tmp_path: Path):
         (1, other, "it has answered round 2 for another w"),
         (4, None, "the plan has no round 4"),
         (-1, None, "the plan has no round -1"),
-        (2, other[1:], "what the server sends is not a model of the agreement"),
-        (2, other.astype(np.float64), "what the server sends is not a model of the agreement"),
-        (2, other * np.float32("nan"), "what the server sends is not a model of the agreement"),
+        (2, other[1:], "what the server sent does not match the agreement"),
+        (2, other.astype(np.float64), "what the server sent does not match the agreement"),
+        (2, other * np.float32("nan"), "what the server sent does not match the agreement"),
     ):
         with pytest.raises(Refusal, match=why):
             bound.train(t, w)
@@ -272,9 +272,9 @@ def test_an_agreement_is_pinned_once_a_round_was_answered(tmp_path: Path):
     ("changes", "why"),
     [
         ({"labels": ["no", "yes", "perhaps"]}, "has 3 classes, but its limit is 2"),
-        ({"labels": ["no", "perhaps"]}, "leaves out texts of its label"),
-        ({"labels": ["no", "no"]}, "leaves out texts of its label"),
-        ({"labels": [7, "no"]}, "texts of the label 'sick' are impossible"),
+        ({"labels": ["no", "perhaps"]}, "leaves out values of its label"),
+        ({"labels": ["no", "no"]}, "leaves out values of its label"),
+        ({"labels": [7, "no"]}, "values of the label 'sick' are impossible"),
         ({"scale": 1e-9}, "the agreed scaling of 'age' is far from that of its rows"),
         ({"mean": 1e9}, "the agreed scaling of 'age' is far from that of its rows"),
         ({"scale": 0.0}, "the agreed scaling of 'age' is impossible"),
@@ -548,11 +548,11 @@ IMPOSSIBLE: dict[str, tuple[Callable[[Words], Words], str]] = {
     ),
     "900 invented classes": (
         lambda words: {**words, "classes": ["no", "yes", *(f"class {k}" for k in range(900))]},
-        "its label has 902 different texts, but most others have far fewer",
+        "its label has 902 different values, but most others have far fewer",
     ),
     "900 invented categories": (
         lambda words: {**words, "categories": {"ward": [f"ward {k}" for k in range(900)]}},
-        "its column 'ward' has 900 different texts",
+        "its column 'ward' has 900 different values",
     ),
     "a class name of 50 MB": (
         lambda words: {**words, "classes": ["no", "yes", "x" * 50_000_000]},

@@ -121,7 +121,7 @@ def test_nothing_is_said_while_losses_were_still_falling():
     found = judge(joined, alone, improving=True)
     assert judge(joined, alone).verdict == "yes"
     assert found.verdict == "cannot tell"
-    assert "give more --budget" in found.why
+    assert "increase --budget" in found.why
     assert "still falling" in found.sentence
 
 

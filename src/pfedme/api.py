@@ -190,7 +190,7 @@ def personalize(
     how: Personalize | str | None = None,
     out: os.PathLike[str] | str | None = None,
 ) -> Offer:
-    """Finds the right model for each client of a finished run, or for newcomers: `pfedme personalize`.
+    """Finds the right model for each client of a finished run, or for newcomers, like `pfedme personalize`.
 
     `run` is the result of `train`, or a run's folder; models of the run's own clients are written there.
     Models of newcomers (`data`) are written if there is a folder `out`. The offer's `found` has each client's

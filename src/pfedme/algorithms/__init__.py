@@ -1,5 +1,5 @@
-"""The algorithms, one file each. To add one, write its file and its test, and add a line to this list. Other
-packages register theirs."""
+"""The algorithms, one file each. To add one, write its file and its test, and add a line to the list below.
+Other packages register theirs by entry points."""
 
 from pfedme.algorithms.alone import Alone, Pooled
 from pfedme.algorithms.base import Algorithm, Models, Update

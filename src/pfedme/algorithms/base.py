@@ -20,7 +20,7 @@ Aggregation = Literal["uniform", "samples"]
 
 
 class Models(NamedTuple):
-    """The models that a client holds after it has answered w; None for those that the algorithm lacks."""
+    """The models that a client has after responding to w; None for those that the algorithm lacks."""
 
     local: Params | None = None
     """w_i: the client's copy of the shared model after its local rounds."""
@@ -42,7 +42,7 @@ class Update(NamedTuple):
 
 
 class Cohort(NamedTuple):
-    """The clients whose uploads the server has in a round, a row each."""
+    """The clients whose uploads the server has received in a round, one entry each."""
 
     key: jax.Array
     """The server's random key, a function of (seed, round)."""
@@ -118,7 +118,7 @@ class Algorithm:
             cls.name = cls.__name__
 
     eta: NonNegative = 0.0
-    """η: step size of a client's model; 0 for 1/L, where L is the curvature of the clients' losses."""
+    """η: step size of a client's model; 0 derives it from the curvature L of the clients' losses."""
     R: Count = 20
     """Local rounds (steps) of a client between two communications."""
     B: Index = 20
@@ -139,7 +139,7 @@ class Algorithm:
 
         Arguments:
             key: the server's random key.
-            first: makes initial models, number 0, 1, ..., each drawn independently.
+            first: `first(k)` makes initial model number k; each is drawn independently.
             total: N, the number of clients.
         """
         return first(0)
@@ -202,7 +202,7 @@ class Algorithm:
         return server if self.has_global else None
 
     def answer(self, key: jax.Array, problem: Problem, sent: Any, state: Any, /) -> tuple[Models, dict]:
-        """The models with which a client answers, for evaluation and for use."""
+        """The models with which a client responds to what it was sent, for evaluation and for use."""
         update = self.client_update(key, problem, sent, state)
         return update.models, update.info
 
@@ -231,7 +231,7 @@ class Algorithm:
         return dataclasses.replace(self, eta=factor * self.eta)
 
     def advice(self, L: float) -> str:
-        """Which step size to lower after a divergence, if gradients are L-Lipschitz."""
+        """Which step size to lower after training has diverged, if gradients are L-Lipschitz."""
         return (
             f"Steps are stable for eta below 2/L = {2 / L:.2g} (L ≈ {L:.3g}), and eta is {self.eta:g}: "
             "lower --eta."

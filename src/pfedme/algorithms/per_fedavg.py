@@ -20,7 +20,7 @@ from pfedme.core.tree import Params, record
 
 @record
 class PerFedAvg(Algorithm):
-    """R steps of w_i ← w_i − η ∇F_i(w_i), with its three factors on independent mini-batches; then a mean."""
+    """R steps of w_i ← w_i − η ∇F_i(w_i), its three derivatives on independent mini-batches; then a mean."""
 
     name: ClassVar[str] = "per-fedavg"
 

@@ -25,26 +25,26 @@ from pfedme.core.tree import Params, record
 
 @record
 class PFedMe(Algorithm):
-    """Algorithm 1: R local rounds of w_i ← w_i − η λ (w_i − θ̃_i(w_i)), then a mixed mean of the cohort."""
+    """Algorithm 1: R local rounds of w_i ← w_i − η λ (w_i − θ̃_i(w_i)), then w is mixed with the mean w_i."""
 
     name: ClassVar[str] = "pfedme"
     steps: ClassVar[tuple[str, ...]] = ("eta", "alpha")
 
     lam: Positive = 15.0
-    """λ: how hard θ_i is pulled towards w."""
+    """λ: how strongly θ_i is pulled towards w."""
     alpha: NonNegative = 0.0
-    """Step size of the inner problem for θ_i; stable below 2/(L + λ). 0 takes half of that."""
+    """Step size for computing θ_i; 0 derives it from the curvature L (pfedme is stable below 2/(L + λ))."""
     K: Count = 5
     """Inner steps in each local round, unless nu is given."""
     nu: Positive | None = None
-    """ν: solve the inner problem until ‖∇h̃‖² ≤ ν instead of with K steps."""
+    """ν: solve the inner problem until ‖∇h̃‖² ≤ ν, instead of taking K steps."""
     solver: Solver = "gradient"
     """Inner solver: gradient descent, or Nesterov's accelerated form."""
     theta_start: Literal["carry", "w"] = "carry"
-    """Where θ starts in a local round: at the θ of the previous round (w in the first), or at w_i."""
+    """Where θ starts in a local round: at the θ of the previous one (w in the first), or at w_i."""
 
     rechoose: Index = 0
-    """Number of rounds after which each client again chooses its own λ for θ, at most lam, on a fifth of its
+    """Every this many rounds, each client chooses its own λ for θ again, at most lam, on a fifth of its
     training rows; 0 keeps lam for all clients."""
 
     def stable_steps(self, L: float) -> dict[str, float]:

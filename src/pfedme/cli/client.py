@@ -24,13 +24,13 @@ def parser() -> argparse.ArgumentParser:
     made = new_parser("client", about, EXAMPLES)
     made.add_argument("--server", metavar="HOST:PORT", required=True, help="the server")
     made.add_argument(
-        "--data", required=True, metavar="TABLE", help="this client's rows: CSV, TSV, Parquet or NPZ"
+        "--data", required=True, metavar="TABLE", help="this client's rows: CSV, TSV, Excel, Parquet or NPZ"
     )
     made.add_argument(
         "--state", type=Path, required=True, metavar="DIR",
         help="folder for this client's own model, which nobody else gets, and for its log",
     )  # fmt: skip
-    made.add_argument("--name", help="this client's name (the one in its keys, or else that of the file)")
+    made.add_argument("--name", help="this client's name; by default that of its key, or of the file")
     made.add_argument(
         "--share-metrics",
         action="store_true",

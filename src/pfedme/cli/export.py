@@ -22,7 +22,7 @@ def parser() -> argparse.ArgumentParser:
         "export", "Writes one model of a finished run, with everything needed to use it.", EXAMPLES
     )
     made.add_argument("run", metavar="RUN", type=Path, help="the folder of a finished run")
-    made.add_argument("--client", metavar="ID", help="client whose model to export (the shared model)")
+    made.add_argument("--client", metavar="ID", help="client whose model to export (default: the shared one)")
     made.add_argument(
         "--which", choices=("recommended", "personal", "global"),
         help="if not given, the model recommended to the client, else its personal one, else the shared one",

@@ -14,7 +14,7 @@ EXAMPLES = """\
 run it again to add clients, or to see fingerprints; existing keys are kept
 
 examples:
-  pfedme keys --own north -o north              at the client north, which then sends north/key.pub
+  pfedme keys --own north -o north              at the client; it sends north/key.pub, say as north.pub
   pfedme keys --server fed.example.org,10.0.0.7 --add north.pub south.pub -o keys     at the server
   pfedme keys --server localhost --clients east west -o trial"""
 

@@ -1,4 +1,4 @@
-"""`pfedme predict`: predicts the rows of a table with an exported model."""
+"""`pfedme predict`: predicts labels for the rows of a table with an exported model."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ def parser() -> argparse.ArgumentParser:
     about = "Predicts the rows of a table, in their order, with an exported model."
     made = new_parser("predict", about, EXAMPLES)
     made.add_argument("model", metavar="DIR", type=Path, help="the folder of an exported model")
-    made.add_argument("--data", type=Path, required=True, metavar="TABLE", help="CSV, TSV, Parquet or NPZ")
+    made.add_argument(
+        "--data", type=Path, required=True, metavar="TABLE", help="CSV, TSV, Excel, Parquet or NPZ"
+    )
     made.add_argument(
         "-o", "--out", type=Path, default=Path("predictions.csv"), metavar="FILE",
         help="CSV file for the predictions (predictions.csv)",

@@ -42,7 +42,11 @@ COMMANDS = {
             "export a client's model, or the shared one, for prediction",
             "pfedme.cli.export",
         ),
-        Command("predict", "predict the rows of a table with an exported model", "pfedme.cli.predict"),
+        Command(
+            "predict",
+            "predict labels for the rows of a table with an exported model",
+            "pfedme.cli.predict",
+        ),
         Command("keys", "create keys for a server and for clients on other machines", "pfedme.cli.keys"),
         Command("server", "train with clients on their own machines", "pfedme.cli.server"),
         Command("client", "join a federation with a table that stays on this machine", "pfedme.cli.client"),

@@ -28,8 +28,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--personalize", metavar="HOW", help=PERSONALIZE)
     made.add_argument(
         "--holdout-clients", metavar="WHO",
-        help="share of the clients (0.2), or their names separated by commas, to hold out of training, to "
-        "see how newcomers fare",
+        help="clients to hold out of training, to see how newcomers fare: a share such as 0.2, or names "
+        "separated by commas",
     )  # fmt: skip
     add_hyperparameters(made)
     return made

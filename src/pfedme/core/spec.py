@@ -157,7 +157,7 @@ def field_docs(cls: type) -> dict[str, str]:
 
     >>> from pfedme.algorithms.pfedme import PFedMe
     >>> field_docs(PFedMe)["lam"]
-    'λ: how hard θ_i is pulled towards w.'
+    'λ: how strongly θ_i is pulled towards w.'
     """
     docs: dict[str, str] = {}
     for owner in reversed(cls.__mro__):

@@ -36,8 +36,8 @@ def record(cls: type[T]) -> type[T]:
 
 
 def _is_float(kind: Any) -> bool:
-    """Whether a field's type is float, possibly annotated or optional (None is then static), or a part that
-    may contain floats."""
+    """Whether a field's type is float, possibly annotated or optional (None is then static), or a `Part`,
+    which may contain floats."""
     part = isinstance(kind, type) and issubclass(kind, Part)
     return kind is float or part or any(_is_float(k) for k in typing.get_args(kind))
 

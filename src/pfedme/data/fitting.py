@@ -261,6 +261,6 @@ def _refuse_rare(
     often = np.array([*(name in set(told) for name in column.names), True])  # the last is for missing ones
     if least > 1 and often[column.code[layout.in_train]].mean() < 0.5:
         raise InputError(
-            f"{what} has {len(column.names):,} different texts, and most rows have one that occurs in fewer "
+            f"{what} has {len(column.names):,} different values, and most rows have one that occurs in fewer "
             f"than {least} rows: it may identify people. Please {cure}, or reveal it with --min-count 1."
         )

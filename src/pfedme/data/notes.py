@@ -154,7 +154,7 @@ def _identifiers(
         column = next((c for c in schema.columns if c.name == name), None)
         if column is not None and column.kind == "category" and len(texts.names) >= NEARLY_ALL_DIFFERENT * n:
             yield (
-                f"Column '{name}' has {len(texts.names):,} different texts in {n:,} rows, like an "
+                f"Column '{name}' has {len(texts.names):,} different values in {n:,} rows, like an "
                 f"identifier; leave it out with {_drop(name)}."
             )
 

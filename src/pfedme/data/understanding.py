@@ -36,7 +36,7 @@ def columns_of_text(rows: Rows, name: str) -> list[Column]:
         return _columns_of_form(rows, name, found, drop)
     if len(column.names) > MOST_CATEGORIES:
         raise InputError(
-            f"Column '{name}' of {rows.where} has {len(column.names):,} different texts, but at most "
+            f"Column '{name}' of {rows.where} has {len(column.names):,} different values, but at most "
             f"{MOST_CATEGORIES:,} categories are allowed; {drop}."
         )
     kinds = {part.types[name].is_numeric(): part.where for part in rows.parts}

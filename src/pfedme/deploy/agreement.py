@@ -211,8 +211,8 @@ def _refuse_inventors(told: dict[str, Told], refused: dict[str, str]) -> None:
         most = max(FEW_TEXTS, MANY_TEXTS * _middle(list(count.values())))
         for name in [name for name, own in count.items() if own > most]:
             refused[name] = (
-                f"its {what} has {count[name]:,} different texts, but most others have far fewer; at most "
-                f"{most:.0f} are accepted."
+                f"its {what} has {count[name]:,} different values, but most others have far fewer; at "
+                f"most {most:.0f} are accepted."
             )
             del told[name]
         if len(told) > 2 and len(set().union(*map(texts, told.values()))) > MOST_CATEGORIES:
@@ -220,8 +220,8 @@ def _refuse_inventors(told: dict[str, Told], refused: dict[str, str]) -> None:
             name = min(rest, key=lambda name: len(rest[name]))
             if len(rest[name]) <= MOST_CATEGORIES:
                 refused[name] = (
-                    f"its {what} has {len(texts(told[name])):,} different texts, which bring the total above "
-                    f"the {MOST_CATEGORIES:,} that can be agreed on."
+                    f"its {what} has {len(texts(told[name])):,} different values, which bring the total "
+                    f"above the {MOST_CATEGORIES:,} that can be agreed on."
                 )
                 del told[name]
 

@@ -1,9 +1,9 @@
 """The client's side: its own table, its part of a round, and the models that stay with it.
 
-A server is not trusted. The client's policy says what it may ask for. The plan is pinned once the owner has
-approved it, and the agreement once it has been checked against the table. A message contains the hash of that
-agreement, a round, what the algorithm sends in it, and which of the client's uploads was the last to count;
-anything else in it is ignored.
+The server is not trusted. The client's policy says what the server may ask for. The plan is pinned once the
+owner has approved it, and the agreement once it has been checked against the table. A message contains the
+hash of that agreement, a round, what the algorithm sends in it, and which of the client's uploads was the
+last to count; anything else in it is ignored.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ from pfedme.files import atomic_write, writing
 MODEL = "model"
 """The folder with the client's model, in its state folder."""
 DONE, REFUSED, SCORES = "done", "refused.json", "scores.json"
-"""Files in the state folder: the first two hold the server's last word, that the run is over or why the
-client cannot take part; the third has the quality of the client's models."""
+"""Files in the state folder. The first two hold the server's last message: that the run is over, or why the
+client cannot take part. The third has the scores of the client's models."""
 MOST_CLIENTS = 1_000_000
 
 
@@ -64,7 +64,7 @@ class Client:
     policy: Policy = dataclasses.field(default_factory=Policy)
     """What a server may ask for."""
     run: str = ""
-    """The number of Flower's run, if only Flower knows when one begins."""
+    """The number of the run in Flower, if only Flower knows when a run begins."""
 
     @property
     def pins(self) -> Pins:
@@ -123,7 +123,7 @@ class Client:
         return Content(rows | task.told, to_vectors(update.upload))
 
     def finish(self, asked: Content) -> Content:
-        """The models in answer to w; they stay here, and so do their scores unless they may be shared."""
+        """Makes the models in response to w; they stay here, as do their scores unless they may be shared."""
         task = Task(self, asked, train=False)
         simulation = task.simulation
         stacked, info = simulation.reply_models(task.t, task.sent, task.kept)
@@ -236,9 +236,9 @@ class Task:
         )  # fmt: skip
         client.pins.enter(pinned["sha256"], t, asked.arrays, train=train)
         self.t, self.sent = t, from_vectors(sent, bound.exchange.sent)
-        """The round, and what the server has sent,"""
+        """The round, and what the server has sent."""
         self.shared: Params | None = None
-        """the shared model, if there is one,"""
+        """The shared model, if there is one."""
         if bound.plan.algorithm.has_global:
             self.shared = from_vectors(shared, bound.parameters) if shared else self.sent
         start_over = client.policy.lost_state == "start-over"
@@ -248,9 +248,9 @@ class Task:
             return first_state(bound.plan.algorithm, bound.model, bound.plan.seed, self.sent)
 
         self.kept = self.memory.recall(asked.words.get("counted"), first)
-        """and what the client keeps."""
+        """What the client has kept since its last part."""
         self.told: Words = {STARTED_OVER: True} if self.memory.started_over else {}
-        """What the server is told of that."""
+        """What the server is told about that."""
 
 
 def received(arrays: Mapping[str, np.ndarray], bound: Bound) -> tuple[dict[str, np.ndarray], ...]:
@@ -264,7 +264,7 @@ def received(arrays: Mapping[str, np.ndarray], bound: Bound) -> tuple[dict[str, 
     if shared and not wrong:
         wrong = misfit(shared, vector_shapes(bound.parameters))
     if wrong:
-        raise Refusal("what the server sends is not a model of the agreement")
+        raise Refusal("what the server sent does not match the agreement")
     return shared, sent
 
 

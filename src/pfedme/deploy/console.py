@@ -39,13 +39,13 @@ def told_lines(told: Told, policy: Policy) -> list[str]:
         + (f": {_listed(told.classes)}" if told.classes else f": {_moments(told.quantity)}"),
     ]
     lines += [f"  numbers '{name}': {_moments(own)}" for name, own in told.numbers.items()]
-    lines += [f"  texts '{name}': {_listed(own) or 'none'}" for name, own in told.categories.items()]
+    lines += [f"  text '{name}': {_listed(own) or 'none'}" for name, own in told.categories.items()]
     if told.classes:
         lines.append(f"  that this client accepts at most {told.most_classes} classes")
     if policy.min_count > 1:
         lines.append(
-            f"Texts that occur in fewer than {policy.min_count} training rows are not revealed, nor are "
-            "numbers that are all equal; of numbers with few distinct values, only one digit is."
+            f"Text values that occur in fewer than {policy.min_count} training rows are not revealed, nor "
+            "are numbers that are all equal; for numbers with few distinct values, only one digit is."
         )
     return [*lines, "In each round an update of the model leaves, but no row."]
 

@@ -47,25 +47,25 @@ class Policy:
     """How a plan is approved: 'ask' asks at the terminal, 'any' accepts any plan within the limits, and the
     SHA-256 of a plan accepts only that plan."""
     min_rows: Count = 50
-    """Fewest training rows with which this client takes part."""
+    """Smallest number of training rows with which this client takes part."""
     min_count: Count = 5
-    """Texts that occur in fewer training rows are not revealed, and numbers with fewer different values only
-    roughly."""
+    """Text values that occur in fewer training rows are not revealed; columns of numbers with fewer distinct
+    values are described only roughly."""
     min_batch: Index = 16
     """Smallest mini-batch, B; 0 also allows plans that use all rows at once (B = 0)."""
     min_steps: Count = 10
-    """Fewest local steps in a round, R."""
+    """Smallest number of local steps in a round, R."""
     max_draws: Positive = 20.0
     """How often a round may draw each training row, on average: R times B divided by the number of
     rows."""
     max_step: Positive = LARGEST_STEP
     """Largest step size: η, α, ηλ and αλ/2."""
     max_l2: NonNegative = 0.1
-    """Strongest l2 term of a model; a strong one makes each step forget the steps before it."""
+    """Largest l2 strength of a model; with a large one, each step forgets the steps before it."""
     max_classes: Count | None = None
-    """Most classes that the label may have; if not given, as many as this client's rows have."""
+    """Largest number of classes that the label may have; if not given, as many as this client's rows have."""
     max_rounds: Count = 1000
-    """Most rounds of a plan."""
+    """Largest number of rounds in a plan."""
     max_seconds: Positive = 600.0
     """Longest time to work on one message."""
     max_megabytes: Positive = 256.0
@@ -80,8 +80,8 @@ class Policy:
     """Models that may be trained, separated by commas. In other models, a server can set hidden units so that
     they capture single rows."""
     algorithms: tuple[str, ...] = ()
-    """Algorithms that may be used, separated by commas; if not given, all that are part of pfedme, and none
-    of other packages."""
+    """Algorithms that may be used, separated by commas; if not given, all that are part of pfedme, but none
+    from other packages."""
     columns: tuple[str, ...] = ()
     """Columns that may be used, separated by commas; if not given, all that --features and --drop leave."""
 
@@ -205,9 +205,9 @@ def _check_scaling(column: Column, own: Moments) -> None:
 
 def _check_texts(what: str, texts: Sequence[str], own: Sequence[str], most: int) -> None:
     if len(texts) > most or not all(isinstance(t, str) and len(t) <= LONGEST_TEXT for t in texts):
-        raise Refusal(f"the agreed texts of the {what} are impossible")
+        raise Refusal(f"the agreed values of the {what} are impossible")
     if len(set(texts)) != len(texts) or not set(own) <= set(texts):
-        raise Refusal(f"the agreement leaves out texts of its {what}, or has one twice")
+        raise Refusal(f"the agreement leaves out values of its {what}, or has one twice")
 
 
 def read_policy(data: Path, given: Mapping[str, Any]) -> Policy:

@@ -1,4 +1,4 @@
-"""The server's side: an agreement, then rounds with remote clients, some of which fail."""
+"""The server's side: an agreement, then rounds with remote clients, some of which may fail."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from pfedme.errors import RunError
 from pfedme.runs.ledger import Part
 
 PATIENCE = 2.0
-"""The time that a client that was late the last time gets, as a multiple of the others' time,"""
+"""How long to wait for a client that was late the last time, as a multiple of the others' time."""
 FULL_WAIT = 5
-"""except for one in this many times, when it gets the full time again."""
+"""Every this many times, such a client gets the full time again."""
 LOOK_S = 0.5
 """Seconds between two checks of which clients are connected."""
 
@@ -45,16 +45,16 @@ class Server:
         self.plan, self.channel, self.tell = plan.checked(), channel, tell
         self.gathering = Gathering(self.plan, channel, tell)
         self.settled = False
-        """Whether a round was finished since the server started: before that, clients may still be coming
+        """Whether a round has been started since the server started: before that, clients may still be coming
         back."""
         self.unbound: set[str] = set()
-        """Clients of the agreement that need it again."""
+        """Clients of the agreement to which it must be sent again."""
         self.news: dict[str, Words] = {}
         """The outcomes of the clients' last parts."""
         self.hashed: tuple[Agreement, str] | None = None
-        """The agreement and its hash,"""
+        """The agreement and its hash."""
         self.shapes: tuple[Agreement, Exchange] | None = None
-        """and the shapes of what is exchanged under it."""
+        """The agreement and the shapes of what is exchanged under it."""
 
     def begin(self) -> Progress:
         """Waits for clients that agree, and makes the initial model."""
@@ -121,7 +121,7 @@ class Server:
             self._note_news(parts)
             progress = dataclasses.replace(progress.noting(parts), attempt=attempt)
             self.tell(
-                f"Round {number} had {len(uploads)} good replies of at least {least}; "
+                f"Round {number} had {len(uploads)} good replies but needs at least {least}; "
                 + (
                     "it is repeated."
                     if attempt < before + self.plan.max_attempts
@@ -247,9 +247,9 @@ class Server:
         ]  # fmt: skip
 
     def finish(self, progress: Progress, *, last: bool) -> dict[str, Content]:
-        """Asks every client for its models in answer to w; returns what they share about their scores.
+        """Asks every client to make its models in response to w; returns the scores that clients share.
 
-        If it is the `last` time, clients keep these models to use.
+        If it is the `last` time, clients keep these models for use.
         """
         names = progress.agreement.names
         if not self.settled:
@@ -268,9 +268,9 @@ class Server:
             reply = replies.get(name)
             if reply is None or reply.content is None:
                 why = reply.error if reply else "no reply" if name in here else "it is not connected"
-                self.tell(f"{name} has not answered the shared model of round {progress.t} ({why}).")
+                self.tell(f"{name} has not responded to the shared model of round {progress.t} ({why}).")
             elif reply.content.words.get(STARTED_OVER) is True:
-                self.tell(f"{name} has answered the shared model of round {progress.t} ({LOST}).")
+                self.tell(f"{name} has responded to the shared model of round {progress.t} ({LOST}).")
         told = {name: reply.content for name, reply in replies.items() if reply.content is not None}
         shapes = {
             name: scores_shape(content.words["scores"], progress.agreement.schema.task)

@@ -1,8 +1,8 @@
 """Rounds of a federation on one machine: all clients of a cohort in one compiled program.
 
-Randomness is addressed, not threaded: a client's key in a round is a function of (seed, round, client id),
-and the cohort is a function of (seed, round). So training only the cohort, adding a client, stopping and
-resuming all leave every other client's computation unchanged.
+Random keys are not passed from round to round: a client's key is a function of (seed, round, client id), and
+the cohort is a function of (seed, round). So training only the cohort, adding a client, or stopping and
+resuming leaves every other client's computation unchanged.
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ class Simulation:
         self, algorithm: Algorithm, model: Model, federation: Federation, *, cohort: int, seed: int = 0,
         key: jax.Array | None = None, quarter_at: Sequence[int] = (),
     ) -> None:  # fmt: skip
-        """`key` is the seed for mini-batches, if it differs from the seed; step sizes that are not given come
-        from the curvature of the clients' losses; η is divided by four after each of the rounds
+        """`key` is the random key for mini-batches, if it is not to come from `seed`. Step sizes that are not
+        given come from the curvature of the clients' losses. η is divided by four after each of the rounds
         `quarter_at`."""
         if not 1 <= cohort <= federation.clients:
             raise InputError(
@@ -131,7 +131,7 @@ class Simulation:
 
     @property
     def at_once(self) -> int:
-        """How many such runs to run together: as many as keep their clients' models in the caches."""
+        """How many such runs to run together, so that their clients' models fit into the caches."""
         shapes = jax.eval_shape(self.model.init, self.key)
         models = 2 * self.cohort * sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
         return max(1, CACHE_BYTES // models)
@@ -168,12 +168,12 @@ class Simulation:
         return _reply(self.store, self.job(t), t, sent, own)
 
     def reply_models(self, t: int, sent: Any, own: Any) -> tuple[Models, dict[str, np.ndarray]]:
-        """The models with which that client answers what it was sent, stacked."""
+        """The models with which that client responds to what it was sent, stacked."""
         models, info = _reply_models(self.store, Job(self.algorithm, self.model, self.key), t, sent, own)
         return models, {k: np.asarray(v, np.float64) for k, v in info.items()}
 
     def answer(self, state: State, who: np.ndarray | None = None) -> tuple[Models, dict[str, np.ndarray]]:
-        """The local and personal models with which clients `who` (default: all) answer w, stacked."""
+        """The local and personal models with which clients `who` (default: all) respond to w, stacked."""
         if self.algorithm.pools:  # no client has its own model
             return Models(), {}
         who = np.arange(self.federation.clients) if who is None else np.asarray(who)
@@ -194,8 +194,8 @@ class Simulation:
     ) -> tuple[Evaluation, Models]:
         """The scores of all models of clients `who` (default: all), and their local and personal models.
 
-        Without `train`, only the rows to evaluate `on` are used, which is faster. With `rows`, each of those
-        is kept, for the metrics that need more than sums.
+        Without `train`, only the rows to evaluate `on` are used, which is faster. With `rows`, the result for
+        each of those rows is kept, for the metrics that need more than sums.
         """
         who = np.arange(self.federation.clients) if who is None else np.asarray(who)
         models, info = self.answer(state, who)
@@ -235,7 +235,7 @@ class Simulation:
 
     def smoothness(self, batches: int = 32) -> float:
         """An estimate of L: the largest curvature, at the initial w, of clients' losses on `batches`
-        mini-batches of the algorithm's size; of 256 rows if it takes all rows."""
+        mini-batches of the algorithm's size, or of 256 rows if the algorithm uses all rows."""
         who = self._by_id[np.linspace(0, self.trained_clients - 1, batches).astype(int)]
         first, B = first_model(self.model, self.seed), self.algorithm.B
         first = first.map(lambda leaf: leaf.astype(self.store.x.dtype))
@@ -259,9 +259,9 @@ def draw_cohort(by_id: np.ndarray, cohort: int, seed: int, t: int) -> np.ndarray
 def advance(
     simulations: Sequence[Simulation], states: Sequence[State], rounds: int
 ) -> list[tuple[State, bool]]:
-    """`Simulation.advance` of several runs in one program; all stop before a round in which one fails.
+    """`Simulation.advance` for several runs in one program; all stop before a round in which one fails.
 
-    They share the federation and the size of the cohort, and differ only in seeds and in floats such as λ.
+    The runs share the federation and the size of the cohort; they differ only in seeds and floats such as λ.
     A run's result depends on the number of runs only through rounding, and not at all on the other runs.
     """
     steady = (sim.same_steps(state.t) for sim, state in zip(simulations, states, strict=True))

@@ -31,7 +31,7 @@ SHARES = ("accuracy", "balanced_accuracy", "auc", "recall", "precision", "f1")
 """Scores from 0 to 1 whose noise on n rows is at least about that of a proportion of n rows."""
 ERRORS = ("loss", "log_loss", "brier", "rmse", "mae")
 """Scores for which lower is better."""
-IMPROVING = "losses were still falling when training ended; give more --budget, or no --rounds"
+IMPROVING = "losses were still falling when training ended; increase --budget, or leave out --rounds"
 
 PERCENT = f"{100 * LEVEL:g} %"
 
@@ -129,7 +129,7 @@ def judge(
     clients, seeds = gains.shape[1], gains.shape[0]
     common: dict[str, Any] = {"metric": measure.key, "joined": name, "clients": clients, "seeds": seeds}
     if clients < 2:
-        why = "it takes two clients with test rows" if clients else "no client has a score for both"
+        why = "it takes at least two clients with test rows" if clients else "no client has a score for both"
         return Verdict(
             verdict="cannot tell", gain=None, low=None, high=None, gaining=None, losing=None, why=why,
             sentence=f"Cannot tell whether joining pays: {why}.", **common,

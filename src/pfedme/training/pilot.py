@@ -1,8 +1,9 @@
 """Settings that were not given: the number of rounds, smaller steps at the end, and clients' l2, all chosen
 on validation rows.
 
-A pilot trains with a fifth of each client's training rows held out. It doubles the rounds until that no
-longer lowers the loss on them. The run itself then trains on all training rows with the settings found.
+A pilot trains with a fifth of each client's training rows held out, which are the validation rows. It doubles
+the rounds until doubling no longer lowers the loss on these rows. The run itself then trains on all training
+rows with the settings found.
 """
 
 from __future__ import annotations
@@ -31,17 +32,18 @@ SMALL = 1000
 CAUTION = 0.5
 """Number of standard errors by which a weaker l2 must be better, for a client with many rows."""
 FEW = 100
-"""With n rows, it must be better by √(1 + FEW/n) times as many: few rows estimate their own noise badly."""
+"""With n rows, it must be better by √(1 + FEW/n) times that number: few rows say little about their noise."""
 FIRST = 4
 """Initial number of rounds with full steps."""
 ENOUGH = 32
-"""With fewer rounds with full steps, training does not count as converged, whatever the losses are."""
+"""After fewer rounds with full steps, training does not count as converged, whatever the losses are."""
 END = 0.5
 """Rounds with smaller steps at the end, as a share of those with full ones."""
 TOLERANCE = 1e-3
-"""By how much doubling the rounds must lower the loss, as a share of the loss without learning."""
+"""How much doubling the rounds must lower the loss to be worthwhile, as a share of the loss without
+learning."""
 ROSE = 0.01
-"""By how much, in the same units, the loss on training rows may rise before steps count as too large."""
+"""How much, as the same kind of share, the loss on training rows may rise before steps count as too large."""
 RETRIES = 6
 """How often training that diverges is restarted with a quarter of its step sizes."""
 UNJUDGED = 100
@@ -98,11 +100,11 @@ def pilot(
     who: np.ndarray | None = None,
     watch: Watch = lambda _: None,
 ) -> Pilot:
-    """Determines settings that are not given. `asked` is the algorithm as requested, with 0 for step sizes
+    """Determines settings that were not given. `asked` is the algorithm as requested, with 0 for step sizes
     that were not given, and `simulation` is that of the run itself.
 
-    With `rounds`, training takes that many, and only l2 is chosen. Raises `Diverged` if step sizes that were
-    given are too large.
+    If `rounds` is given, training takes that many, and only l2 is chosen. Raises `Diverged` if step sizes
+    that were given are too large.
     """
     held = simulation.federation
     held = held if np.any(held.n_val) else held.hold_out(0, FOLDS)
@@ -203,7 +205,7 @@ class Course:
         return {kind: np.stack(scores) for kind, scores in found.items()}
 
     def owner(self, part: Part = "validation") -> np.ndarray:
-        """The client that trains the model of each row."""
+        """For each row, the client whose model predicts it."""
         owner = self.blocks[part].owner()
         return np.zeros_like(owner) if self.simulation.algorithm.pools else owner
 
@@ -222,10 +224,10 @@ class Course:
         return found
 
     def until_converged(self, budget: int, watch: Watch) -> Pilot:
-        """Doubles the rounds until that no longer helps, or the budget is used up.
+        """Doubles the rounds until doubling no longer helps, or the budget is used up.
 
-        Rounds with full steps continue from one length to the next. The end of each length is tried
-        separately: half as many additional rounds, with 1/4, 1/16 and 1/64 of η.
+        Rounds with full steps continue from one length to the next. To judge a
+        length, a separate end is added to it: half as many rounds again, at 1/4, 1/16 and 1/64 of η.
         """
         best, least, found = np.inf, 10 * self.scale, None
         full, most, trunk = FIRST, max(1, int(budget / (1 + END))), self.state

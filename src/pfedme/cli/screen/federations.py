@@ -32,7 +32,7 @@ def print_description(name: str, description: dict[str, Any], federation: Federa
 
 
 def _in_words(d: dict[str, Any]) -> list[tuple[str, str]]:
-    """The facts about a federation, each with its name."""
+    """The facts about a federation, each with a heading."""
     sizes = d["rows_per_client"]
     return [
         ("clients", f"{d['clients']:,}"),
@@ -66,5 +66,5 @@ def _about_labels(d: dict[str, Any]) -> list[tuple[str, str]]:
     label, mean, std = d["label"], d["label_mean_per_client"], d["label_std_per_client"]
     ranges = (f"{measured(v['min'])} to {measured(v['max'])}" for v in (label, mean, std))
     whole = f"mean {measured(label['mean'])}, standard deviation {measured(label['std'])}"
-    names = ("label (a number)", "its mean per client", "its deviation per client")
+    names = ("label (a number)", "its mean per client", "its standard deviation per client")
     return [(name, told) for name, told in zip(names, ranges, strict=True)] + [("over all rows", whole)]

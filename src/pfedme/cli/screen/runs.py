@@ -75,7 +75,7 @@ def _about_task(config: dict[str, Any], federation: Federation) -> list[str]:
         "regression": "a class, use --task classification",
         "classification": "a quantity, use --task regression",
     }
-    return [f"This was a {schema.task} of '{schema.label}'; if it is {other[schema.task]}."]
+    return [f"'{schema.label}' was treated as a {schema.task} label; if it is {other[schema.task]}."]
 
 
 def _about_alone(algorithm: str, clients: int) -> list[str]:
@@ -84,7 +84,7 @@ def _about_alone(algorithm: str, clients: int) -> list[str]:
         return ["There was only one client, so there was nothing to federate."]
     if algorithm == "alone":
         return []
-    return [f"What would each client reach alone? pfedme compare {algorithm} alone ..."]
+    return [f"How would each client do alone? To find out: pfedme compare {algorithm} alone ..."]
 
 
 def run_table(final: dict[str, Any], what: Measure) -> tuple[list[list[str]], list[str], list[str]]:
@@ -128,7 +128,7 @@ def print_comparison(comparison: Comparison, out: Path) -> None:
     if seeds > 1:
         console.print("± is the half-width of a 95 % interval over seeds.")
     if best:
-        console.print("* is better than all others in its column beyond noise, paired over clients.")
+        console.print("* marks what beats all others in its column beyond noise, paired over clients.")
     for sentence in _still_improving(comparison):
         console.print(sentence, highlight=False)
     print_verdict(comparison.verdict, console)

@@ -24,7 +24,8 @@ def print_tuning(tuning: Tuning, out: Path) -> None:
     if tuning.mattered:
         console.print(trials.what_mattered(tuning), highlight=False)
     console.print(
-        f"The {tuning.measure.name} is the {tuning.best[0].model} model's. To train with the best settings:"
+        f"The {tuning.measure.name} is that of the {tuning.best[0].model} model. To train with the best "
+        "settings:"
     )
     console.print(f"  {tuning.run.command()}", highlight=False, soft_wrap=True)
     console.print(f"All trials: {out}/tune.md, {out}/trials.csv", highlight=False, soft_wrap=True)
