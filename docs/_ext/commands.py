@@ -19,30 +19,21 @@ if TYPE_CHECKING:
     from sphinx.application import Sphinx
 
 
-FORMS = {"study": (("gain",), ("verdict",))}
-"""What the parsers of commands with several forms are asked for by."""
-
-
 class Command(NamedTuple):
-    """A command, and the parser of each of its forms."""
+    """A command and its parser."""
 
     name: str
     help: str
-    parsers: list[argparse.ArgumentParser]
+    parser: argparse.ArgumentParser
 
 
 @functools.cache
 def commands() -> list[Command]:
     """All commands, in the order of `pfedme --help`."""
     return [
-        Command(name, command.help, parsers(name, importlib.import_module(command.module)))
+        Command(name, command.help, importlib.import_module(command.module).parser())
         for name, command in COMMANDS.items()
     ]
-
-
-def parsers(name: str, module: Any) -> list[argparse.ArgumentParser]:
-    """The parser of a command, or of each of its forms."""
-    return [module.parser(*words) for words in FORMS.get(name, ((),))]
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
@@ -68,26 +59,19 @@ def write_pages(app: Sphinx) -> None:
 
 def page(command: Command) -> str:
     """The page of a command."""
-    several = len(command.parsers) > 1
-    lines = heading(f"pfedme {command.name}", "=")
-    if several:
-        lines += text(sentence(command.help))
-    for parser in command.parsers:
-        lines += heading(parser.prog, "-") if several else []
-        lines += form(parser, "~" if several else "-")
-    return "\n".join(lines)
+    return "\n".join([*heading(f"pfedme {command.name}", "="), *form(command.parser)])
 
 
-def form(parser: argparse.ArgumentParser, mark: str) -> list[str]:
+def form(parser: argparse.ArgumentParser) -> list[str]:
     """How a command is used, with examples, and its options by group."""
-    lines = [*text(parser.description), *literal(usage(parser)), *epilog(parser, mark)]
+    lines = [*text(parser.description), *literal(usage(parser)), *epilog(parser)]
     lines += [f".. program:: {parser.prog}", ""]
     for group in parser._action_groups:
         shown = [a for a in group._group_actions if a.help != argparse.SUPPRESS]
         shown = [a for a in shown if not isinstance(a, argparse._HelpAction)]
         if shown:
             title = (group.title or "").removeprefix("positional ").capitalize()
-            lines += [*heading(title, mark), *text(group.description)]
+            lines += [*heading(title, "-"), *text(group.description)]
             lines += [line for action in shown for line in option(action, parser)]
     return lines
 
@@ -128,14 +112,14 @@ def option(action: argparse.Action, parser: argparse.ArgumentParser) -> list[str
     return [f".. option:: {named}", "", f"   {escaped(about)}", ""]
 
 
-def epilog(parser: argparse.ArgumentParser, mark: str) -> list[str]:
+def epilog(parser: argparse.ArgumentParser) -> list[str]:
     """What a command's help ends with: sentences as text, and its examples as shell."""
     before, found, after = (parser.epilog or "").partition("examples:\n")
     examples = [line for line in after.splitlines() if line.startswith(f"  {parser.prog}")]
     rest = [line for line in after.splitlines() if line.strip() and not line.startswith("  ")]
     lines = text(sentence(before))
     if found:
-        lines += [*heading("Examples", mark), ".. code-block:: sh", ""]
+        lines += [*heading("Examples", "-"), ".. code-block:: sh", ""]
         lines += [*(f"   {commented(line.strip())}" for line in examples), ""]
     return [*lines, *text(sentence(" ".join(rest)))]
 

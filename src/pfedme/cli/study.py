@@ -18,16 +18,21 @@ examples:
   pfedme study gain --out docs                  docs/gain.md and docs/results/gain.csv
   pfedme study verdict --out docs               docs/results/verdict.md: how often the verdict is wrong"""
 ABOUT = {
-    "gain": "Measures what joining is worth to clients, on a range of federations.",
-    "verdict": "Measures how often the verdict is wrong, on federations whose true gain is known.",
+    "gain": "what joining is worth to clients, on a range of federations",
+    "verdict": "how often the verdict is wrong, on federations whose true gain is known",
 }
 QUICK = {"gain": "a fifth of the rounds and steps, one seed", "verdict": "10 repetitions instead of 200"}
 
 
-def parser(study: str = "gain") -> argparse.ArgumentParser:
-    """The options of a study."""
-    made = new_parser(f"study {study}", ABOUT[study], EXAMPLES)
-    made.add_argument("--quick", action="store_true", help=QUICK[study])
+def parser() -> argparse.ArgumentParser:
+    """The options of the studies."""
+
+    def each(texts: dict[str, str]) -> str:
+        return "; ".join(f"{name}: {text}" for name, text in texts.items())
+
+    made = new_parser("study", "Measures what joining is worth, or how often the verdict is wrong.", EXAMPLES)
+    made.add_argument("study", metavar="{" + ",".join(ABOUT) + "}", help=each(ABOUT))
+    made.add_argument("--quick", action="store_true", help=each(QUICK))
     add_out(made, "folder for the results (study)", Path("study"))
     add_json(made, "print the table as JSON on standard output")
     add_debug(made)
@@ -36,12 +41,10 @@ def parser(study: str = "gain") -> argparse.ArgumentParser:
 
 def carry_out(argv: list[str]) -> int:
     """Runs the named study."""
-    if argv[:1] in (["-h"], ["--help"]):
-        argv = ["gain", *argv]
-    name = argv[0] if argv else ""
+    args = parsed(parser(), argv)
+    name = args.study
     if name not in ABOUT:
         raise unknown("study", name, ABOUT)
-    args = parsed(parser(name), argv[1:])
 
     from pfedme.engine.devices import keep_compiled_programs
     from pfedme.files import refuse_file
