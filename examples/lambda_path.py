@@ -6,8 +6,7 @@ model, at λ = 0. Here client 0 follows the path step by step, using gradient de
 
 import jax
 
-from pfedme import FedAvg, Network, Synthetic
-from pfedme.engine.simulate import Simulation
+from pfedme import FedAvg, Network, Simulation, Synthetic
 
 federation = Synthetic(clients=6, rows=60, features=5, classes=3).load()
 model = Network(features=5, classes=3)

@@ -5,8 +5,7 @@ hyperparameters. It can be trained, compared, tuned, recorded and reported like 
 """
 
 import pfedme
-from pfedme import Algorithm, Models, Update, record
-from pfedme.algorithms.base import sgd
+from pfedme import Algorithm, Models, Update, record, sgd
 
 
 @record

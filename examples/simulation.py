@@ -4,8 +4,7 @@ The commands are built on `Simulation`. It keeps no state: given a state and a n
 next state, so you can look at the models in between, go back, or branch.
 """
 
-from pfedme import Network, PFedMe, Synthetic
-from pfedme.engine.simulate import Simulation
+from pfedme import Network, PFedMe, Simulation, Synthetic
 
 federation = Synthetic(clients=6, rows=60, features=5, classes=3).load()
 model = Network(features=5, classes=3)

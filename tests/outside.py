@@ -11,12 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pfedme import Algorithm, Model, Models, Network, Params, Update, record
-from pfedme.algorithms.base import Cohort, sgd
+from pfedme import Algorithm, Cohort, Federation, Model, Models, Network, Params, Update, record, sgd
 from pfedme.core.models import Description
 from pfedme.core.problem import Problem
 from pfedme.core.spec import Count, NonNegative, Seed
-from pfedme.data.federation import Federation
 from pfedme.data.synthetic import Synthetic
 
 

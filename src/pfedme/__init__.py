@@ -21,33 +21,40 @@ __version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from pfedme.algorithms import Algorithm, Alone, FedAvg, FedAvgFT, Models, PerFedAvg, PFedMe, Update
+    from pfedme.algorithms.base import Cohort, sgd
     from pfedme.api import compare, personalize, train, tune
     from pfedme.core.models import CNN, DNN, MLR, Model, Network
     from pfedme.core.tree import Params, record
+    from pfedme.data.federation import Federation
     from pfedme.data.mnist import Mnist
     from pfedme.data.synthetic import Synthetic
     from pfedme.data.table import Table
     from pfedme.engine.choices import Personalize
+    from pfedme.engine.simulate import Simulation
     from pfedme.errors import InputError, RunError
     from pfedme.export import Predictor, load, model_of
 
 __all__ = [
-    "CNN", "DNN", "MLR", "Algorithm", "Alone", "FedAvg", "FedAvgFT", "InputError", "Mnist", "Model", "Models",
-    "Network", "PFedMe", "Params", "PerFedAvg", "Personalize", "Predictor", "RunError", "Synthetic", "Table",
-    "Update", "compare", "load", "model_of", "personalize", "record", "train", "tune",
+    "CNN", "DNN", "MLR", "Algorithm", "Alone", "Cohort", "FedAvg", "FedAvgFT", "Federation", "InputError",
+    "Mnist", "Model", "Models", "Network", "PFedMe", "Params", "PerFedAvg", "Personalize", "Predictor",
+    "RunError", "Simulation", "Synthetic", "Table", "Update", "compare", "load", "model_of", "personalize",
+    "record", "sgd", "train", "tune",
 ]  # fmt: skip
 
 _HOMES = {
     "pfedme.algorithms": (
         "Algorithm", "Alone", "FedAvg", "FedAvgFT", "Models", "PFedMe", "PerFedAvg", "Update",
     ),
+    "pfedme.algorithms.base": ("Cohort", "sgd"),
     "pfedme.api": ("compare", "personalize", "train", "tune"),
+    "pfedme.data.federation": ("Federation",),
     "pfedme.data.mnist": ("Mnist",),
     "pfedme.data.synthetic": ("Synthetic",),
     "pfedme.data.table": ("Table",),
     "pfedme.errors": ("InputError", "RunError"),
     "pfedme.core.models": ("CNN", "DNN", "MLR", "Model", "Network"),
     "pfedme.engine.choices": ("Personalize",),
+    "pfedme.engine.simulate": ("Simulation",),
     "pfedme.export": ("Predictor", "load", "model_of"),
     "pfedme.core.tree": ("Params", "record"),
 }  # fmt: skip

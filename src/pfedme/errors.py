@@ -76,8 +76,12 @@ def unknown(what: str, given: str, known: Iterable[str]) -> InputError:
 
     >>> print(unknown("algorithm", "pfedmee", ["pfedme", "fedavg"]))
     There is no algorithm 'pfedmee'; did you mean 'pfedme'? Known: pfedme, fedavg.
+    >>> print(unknown("option of codec 'none'", "levels", []))
+    There is no option of codec 'none' 'levels'; there are none.
     """
     names = list(known)
+    if not names:
+        return InputError(f"There is no {what} '{given}'; there are none.")
     lower = {name.lower(): name for name in names}
     near = difflib.get_close_matches(given.lower(), lower, n=1)
     hint = f"; did you mean '{lower[near[0]]}'?" if near else "."
