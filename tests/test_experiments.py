@@ -64,7 +64,9 @@ def done(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     names, scale = (["table1", "figure7"], ONE_CELL) if request.param == "a part" else (["all"], TINY)
     out = tmp_path_factory.mktemp("reproduction")
     with compiling(optimised=False):
-        yield Reproduced(out, reproduce(names, scale, out, f"pfedme reproduce {' '.join(names)}"), names, scale)
+        yield Reproduced(
+            out, reproduce(names, scale, out, f"pfedme reproduce {' '.join(names)}"), names, scale
+        )
 
 
 def rows(path: Path) -> list[dict[str, str]]:
