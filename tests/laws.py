@@ -32,6 +32,11 @@ EXACT = ((8, 3), (4, 0), (16, 1), (2, 5))
 """The same, with training rows whose reciprocals are exact in any floating-point format."""
 
 OPTIONS_OF_JAX = compiler.get_compile_options
+QUICKLY_COMPILED = {
+    "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+    "XLA_FLAGS": "--xla_cpu_use_fusion_emitters=false",
+}
+"""What makes a process compile as `compiling(optimised=False)` does."""
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import numpy as np
+from laws import QUICKLY_COMPILED
 
 SCRIPT = """
 import json, sys
@@ -38,7 +39,7 @@ print(json.dumps(result))
 
 def results(devices: int) -> dict:
     """What a process with so many devices computes: cohorts and clients do not divide evenly."""
-    environment = {**os.environ, "JAX_NUM_CPU_DEVICES": str(devices), "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+    environment = {**os.environ, "JAX_NUM_CPU_DEVICES": str(devices), **QUICKLY_COMPILED}
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT], env=environment, check=True, capture_output=True, text=True
     )
