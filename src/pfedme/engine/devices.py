@@ -39,7 +39,7 @@ def keep_compiled_programs(least_s: float = 0.2) -> None:
 
     If JAX has been given a folder for them (`JAX_COMPILATION_CACHE_DIR`), nothing is changed.
     """
-    if jax.config.jax_compilation_cache_dir:
+    if getattr(jax.config, "jax_compilation_cache_dir", None):
         return
     jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "xla"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", least_s)
