@@ -246,7 +246,7 @@ LOST = (
     "or let it start over (--lost-state start-over)"
 )
 ANEW = "it had lost what it kept, and started over"
-UNKNOWN = "it knows of no agreement; its state folder is new"
+UNKNOWN = "it has no agreement; its state folder is new"
 
 
 @pytest.mark.parametrize(
