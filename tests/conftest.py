@@ -67,7 +67,10 @@ def pytest_configure(config: pytest.Config) -> None:
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
-LONGEST = ("test_experiments.py", "test_tutorial.py", "test_stopped.py", "test_tune.py", "test_live.py")
+LONGEST = (
+    "test_experiments.py", "test_tutorial.py", "test_stopped.py", "test_live.py", "test_regression.py",
+    "test_contract.py", "test_together.py", "test_api.py", "test_deploy.py", "test_tune.py",
+)  # fmt: skip
 """Files to begin with, lest one of them is left to a single worker in the end."""
 
 
