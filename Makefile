@@ -14,10 +14,10 @@ run: $(INSTALLED)
 	    --data synthetic --model mlr --rounds 600 --cohort 10 --out runs/first --force
 
 test: lint
-	$(BIN)/pytest -n 2 --dist loadfile
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test-all: lint
-	$(BIN)/pytest -n 2 --dist loadfile -m ''
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m ''
 
 test-live: $(INSTALLED)
 	$(BIN)/pytest -m '' -s tests/test_live.py tests/test_live_long.py tests/test_live_outside.py

@@ -1,5 +1,6 @@
 """Fixtures that several test files share."""
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -57,7 +58,19 @@ def outside_installed() -> Iterator[None]:
         yield
 
 
-LONGEST = ("test_experiments.py", "test_tutorial.py", "test_stopped.py", "test_tune.py", "test_live.py")
+def pytest_configure(config: pytest.Config) -> None:
+    """Compiled programs are kept for other files, for processes that tests start, and for the next time."""
+    assert config.cache is not None
+    folder = str(config.cache.mkdir("xla"))
+    os.environ.update(JAX_COMPILATION_CACHE_DIR=folder, JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0")
+    jax.config.update("jax_compilation_cache_dir", folder)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+
+
+LONGEST = (
+    "test_experiments.py", "test_tutorial.py", "test_stopped.py", "test_live.py", "test_regression.py",
+    "test_contract.py", "test_together.py", "test_api.py", "test_deploy.py", "test_tune.py",
+)  # fmt: skip
 """Files to begin with, lest one of them is left to a single worker in the end."""
 
 

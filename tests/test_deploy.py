@@ -260,7 +260,7 @@ def scaled(factor: float) -> Callable[[Content], Content]:
         (scaled(1e6), "dropped", "far beyond the usual"),
         (lambda c: Content(c.words, {"w": c.arrays["w"][1:]}), "dropped", "of shape"),
         (lambda c: Content(c.words, {"w": c.arrays["w"].astype(np.float64)}), "dropped", "float64"),
-        (lambda c: Content(c.words, {}), "dropped", "it has no w in it"),
+        (lambda c: Content(c.words, {}), "dropped", "it lacks w"),
         (lambda c: None, "late", "no reply within"),
     ],
 )
@@ -559,7 +559,7 @@ def test_clients_that_are_away_are_told_of_and_waited_for(tmp_path: Path):
         (lambda d: d.with_columns(shoe=pl.lit(1)), "its table has a column 'shoe'"),
         (
             lambda d: d.with_columns(ward=pl.lit(3)),
-            "its column 'ward' holds numbers, and that of the others text",
+            "its column 'ward' holds numbers, but the others' holds text",
         ),
         (lambda d: d.with_columns(age=pl.Series([None, *d["age"][1:]])), "Values are missing"),
         (lambda d: d.drop("sick"), "has no column 'sick'"),

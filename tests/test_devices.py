@@ -6,8 +6,14 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
+import jax
 import numpy as np
+import pytest
+from laws import QUICKLY_COMPILED
+
+from pfedme.engine.devices import keep_compiled_programs
 
 SCRIPT = """
 import json, sys
@@ -38,7 +44,7 @@ print(json.dumps(result))
 
 def results(devices: int) -> dict:
     """What a process with so many devices computes: cohorts and clients do not divide evenly."""
-    environment = {**os.environ, "JAX_NUM_CPU_DEVICES": str(devices), "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+    environment = {**os.environ, "JAX_NUM_CPU_DEVICES": str(devices), **QUICKLY_COMPILED}
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT], env=environment, check=True, capture_output=True, text=True
     )
@@ -56,3 +62,22 @@ def test_results_do_not_depend_on_the_number_of_devices():
         for kind, loss in want["loss"].items():
             np.testing.assert_allclose(got["loss"][kind], loss, rtol=1e-4, err_msg=f"{name} {kind}")
         assert got["correct"] == want["correct"]
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_compiled_programs_are_kept_where_jax_was_told_to(
+    given: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("PFEDME_CACHE", str(tmp_path))
+    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+    before = {name: getattr(jax.config, name) for name in names}
+    try:
+        jax.config.update(names[0], "elsewhere" if given else None)
+        keep_compiled_programs(7.0)
+        own = (str(tmp_path / "xla"), 7.0)
+        assert tuple(getattr(jax.config, name) for name in names) == (
+            ("elsewhere", before[names[1]]) if given else own
+        )
+    finally:
+        for name, value in before.items():
+            jax.config.update(name, value)

@@ -24,6 +24,8 @@ import pfedme
 from pfedme.data.table import Table
 from pfedme.errors import InputError
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
 
 @pytest.fixture(autouse=True)
 def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -37,6 +37,8 @@ from pfedme.runs.run import Run
 from pfedme.training.compare import carry_out_plan
 from pfedme.training.execution import Wanted
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
 ASSETS = Path(str(html.__file__)).parent
 DATA = "synthetic:clients=14,features=5,classes=3,rows=24,alpha=1,beta=1"
 TINY = shlex.split("--rounds 4 --budget 6 --cohort 3 --R 2 --B 5 --eval-every 1")

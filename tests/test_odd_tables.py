@@ -595,3 +595,14 @@ def test_a_client_refuses_an_agreement_on_other_forms(change: dict[str, Any]):
     ):
         with pytest.raises(Refusal, match="plain numbers and categories"):
             Policy().check_schema(wrong, told)
+
+
+def test_texts_without_a_digit_are_numbers_only_if_programs_write_them_so():
+    found = find(pl.Series(["nan", "-inf", "Infinity"]), np.array([5, 3, 1]))
+    assert found is not None
+    assert found.form == Form()
+    mixed = pl.Series(["5 kg", "high"])
+    found = find(mixed, np.array([90, 10]))  # nearly all
+    assert found is not None
+    assert (found.form.unit, found.odd.tolist()) == ("kg", [False, True])
+    assert find(mixed, np.array([89, 11])) is None

@@ -151,7 +151,10 @@ MOMENTS = {"momentum": [5], "control": [4], "clusters": [6], "head": [7]}
 
 
 @pytest.mark.usefixtures("steady")
-@pytest.mark.parametrize("name", OUTSIDE)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name in ("momentum", "clusters"))) for name in OUTSIDE],
+)
 @pytest.mark.parametrize("moments", ["one", pytest.param("all", marks=pytest.mark.slow)])
 def test_killed_and_resumed_to_the_bit(
     name: str, moments: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

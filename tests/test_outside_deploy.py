@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from conftest import INSTALLED, installed
 from laws import assert_close, there
-from outside import OUTSIDE, Control, Head, Momentum, Narrow, build
+from outside import OUTSIDE, Clusters, Control, Head, Momentum, Narrow, build
 from test_deploy import QUICK, Room, ledger, owners, w_of
 
 from pfedme.algorithms import Algorithm
@@ -134,7 +134,7 @@ def kept(room: Room, server: Watched, name: str, first: Any) -> Any:
 
 @pytest.mark.parametrize(
     "cls",
-    [pytest.param(cls, marks=[pytest.mark.slow] * (cls is Momentum)) for cls in OUTSIDE.values()],
+    [pytest.param(cls, marks=[pytest.mark.slow] * (cls in (Momentum, Clusters))) for cls in OUTSIDE.values()],
     ids=OUTSIDE,
 )
 def test_server_and_clients_keep_what_a_simulation_does_whatever_goes_wrong(
@@ -246,7 +246,7 @@ LOST = (
     "or let it start over (--lost-state start-over)"
 )
 ANEW = "it had lost what it kept, and started over"
-UNKNOWN = "it knows of no agreement; its state folder is new"
+UNKNOWN = "it has no agreement; its state folder is new"
 
 
 @pytest.mark.parametrize(

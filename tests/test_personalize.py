@@ -43,6 +43,8 @@ from pfedme.runs.run import Run
 from pfedme.training.execute import execute, resume
 from pfedme.training.execution import Progress
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
 HOW = Personalize(steps=3, eta=0.03, folds=3, B=4)
 SMALL = "synthetic:clients=6,rows=16,features=4,classes=3"
 TINY = f"--data {SMALL} --rounds 3 --budget 6 --cohort 2 --R 2 --B 5 --eta 0.05"

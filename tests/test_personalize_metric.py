@@ -28,6 +28,8 @@ from pfedme.personalization.finished import FinishedRun, clients_csv, document, 
 from pfedme.report.gain import gain_figure
 from pfedme.report.tables import offer_sentences
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
 FEATURES = 3
 HOW = Personalize(steps=20, eta=0.1, folds=2, B=4)
 SIZES = ((30, 20), (24, 0), (40, 25), (20, 8), (16, 12), (30, 10))

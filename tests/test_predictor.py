@@ -20,6 +20,8 @@ from pfedme.engine.metrics import Blocks, outcomes
 from pfedme.errors import InputError
 from pfedme.training.execution import Result
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
 QUICK = pfedme.PFedMe(lam=5.0, eta=0.05, R=3, K=2, B=8)
 
 

@@ -430,10 +430,11 @@ def test_a_server_that_was_stopped_before_it_listened_is_begun_by_resume(
         begins = f"'pfedme server --resume {live.out}' starts it"
 
         def started(how: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
-            """A server whose SuperLink is about to start."""
+            """A server whose SuperLink is about to start, under a keeper; before there is one, a server that
+            is killed leaves its folder to the next."""
             (live.out / "flower.log").unlink(missing_ok=True)
             server = how()
-            assert soon((live.out / "flower.log").exists)
+            assert soon(lambda: (live.out / "flower.log").exists() and len(live.processes("server")) > 1)
             return server
 
         def new(*options: str) -> subprocess.Popen[bytes]:

@@ -198,7 +198,10 @@ def batch_loss(hidden: tuple[int, ...], l2: float, weighted: bool) -> tuple[Loss
     return f, w, start
 
 
-@pytest.mark.parametrize("hidden", [(), (6,), (6, 5)])
+NETWORKS = pytest.mark.parametrize("hidden", [(), pytest.param((6,), marks=pytest.mark.slow), (6, 5)])
+
+
+@NETWORKS
 @pytest.mark.parametrize("l2", [0.1, pytest.param(0.0, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_steps_in_sample_space_are_the_plain_steps(hidden: tuple[int, ...], l2: float, solver: Solver):
@@ -210,7 +213,7 @@ def test_steps_in_sample_space_are_the_plain_steps(hidden: tuple[int, ...], l2: 
         np.testing.assert_allclose(flat(got.theta), flat(want.theta), rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("hidden", [(), (6,), (6, 5)])
+@NETWORKS
 def test_norms_in_sample_space_are_euclidean(hidden: tuple[int, ...]):
     f, w, start = batch_loss(hidden, 0.1, weighted=False)
     span, rng = Span.of(f, w, start), np.random.default_rng(5)
@@ -220,7 +223,7 @@ def test_norms_in_sample_space_are_euclidean(hidden: tuple[int, ...]):
     np.testing.assert_allclose(flat(span.point(span.start)), flat(start), rtol=1e-12)
 
 
-@pytest.mark.parametrize("hidden", [(), (6,), (6, 5)])
+@NETWORKS
 def test_the_written_out_gradient_of_the_head_is_the_derivative(hidden: tuple[int, ...]):
     f, w, _ = batch_loss(hidden, 0.0, weighted=False)
     model, rest = Network(features=7, classes=4, hidden=hidden), w.tree[1:]

@@ -19,6 +19,8 @@ from pfedme.training.compare import compare
 from pfedme.training.execute import execute, resume
 from pfedme.training.execution import Progress
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Results]:

@@ -194,6 +194,12 @@ class Bound:
         return hashlib.sha256(b"".join(path.read_bytes() for path in model)).hexdigest()
 
 
+@pytest.fixture(scope="module")
+def bound(tmp_path_factory: pytest.TempPathFactory) -> Bound:
+    """For tests in which everything is refused: the client has answered no round."""
+    return Bound(tmp_path_factory.mktemp("bound"))
+
+
 def changed(schema: Words, **changes: Any) -> Words:
     """A schema with the first column, or the labels, changed."""
     first, *rest = schema["columns"]
@@ -284,8 +290,7 @@ def test_an_agreement_is_pinned_once_a_round_was_answered(tmp_path: Path):
         ({"kind": "spell"}, "other columns than its table"),
     ],
 )
-def test_an_agreement_must_fit_the_table(changes: dict[str, Any], why: str, tmp_path: Path):
-    bound = Bound(tmp_path)
+def test_an_agreement_must_fit_the_table(changes: dict[str, Any], why: str, bound: Bound):
     with pytest.raises(Refusal, match=why):
         bound.join(schema=changed(bound.progress.agreement.schema.to_json(), **changes))
 
@@ -303,8 +308,7 @@ def test_an_agreement_must_fit_the_table(changes: dict[str, Any], why: str, tmp_
         ({"more": 1}, "cannot be read"),
     ],
 )
-def test_an_agreement_that_is_none_is_refused(words: Words, why: str, tmp_path: Path):
-    bound = Bound(tmp_path)
+def test_an_agreement_that_is_none_is_refused(words: Words, why: str, bound: Bound):
     if not words:
         with pytest.raises(Refusal, match=why):
             bound.client.join(Content({}, {}))
@@ -329,8 +333,7 @@ def test_an_agreement_that_is_none_is_refused(words: Words, why: str, tmp_path: 
         ({"max_megabytes": 1e-5}, "the model has 12 parameters, above its limit"),
     ],
 )
-def test_a_limit_holds_at_every_message(limits: dict[str, Any], why: str, tmp_path: Path):
-    bound = Bound(tmp_path)
+def test_a_limit_holds_at_every_message(limits: dict[str, Any], why: str, bound: Bound):
     strict = dataclasses.replace(bound.client, policy=dataclasses.replace(SAFE, **limits))
     words = bound.progress.agreement.words(bound.plan.offer())
     with pytest.raises(Refusal) as refusal:
@@ -363,7 +366,7 @@ def test_a_version_that_differs_is_noticed_at_both_ends(tmp_path: Path):
     tables = owners(tmp_path, clients=2)
     room = Room(tables, tmp_path / "state")
     plan = Plan(algorithm=FedAvg(**QUICK), model=MLR(), rounds=1, min_clients=1, join_timeout=5.0)
-    with pytest.raises(Refusal, match=r"it has pfedme .*, and the server 9\.9; both sides"):
+    with pytest.raises(Refusal, match=r"it has pfedme .*, but the server has 9\.9; both sides"):
         room.clients["east"].agree(Content({"plan": plan.offer() | {"version": "9.9"}}, {}))
 
     class Old(Room):
@@ -377,7 +380,7 @@ def test_a_version_that_differs_is_noticed_at_both_ends(tmp_path: Path):
 
     found = Server(plan, Old(tables, tmp_path / "state"), print).begin().agreement
     assert found.names == ("east",)
-    assert "it has pfedme 0.0.1, and the server " + __version__ in found.refused["north"]
+    assert "it has pfedme 0.0.1, but the server has " + __version__ in found.refused["north"]
 
 
 def test_rows_that_changed_in_the_middle_of_a_run_are_noticed(tmp_path: Path):
@@ -566,18 +569,27 @@ IMPOSSIBLE: dict[str, tuple[Callable[[Words], Words], str]] = {
 }  # fmt: skip
 
 
+PLAIN = Plan(algorithm=FedAvg(**QUICK), model=MLR(), rounds=1, min_clients=4)
+
+
+@pytest.fixture(scope="module")
+def without_north(tmp_path_factory: pytest.TempPathFactory) -> Schema:
+    """What the others agree on if one client has never been there."""
+    folder = tmp_path_factory.mktemp("honest")
+    room = Room(owners(folder, without="north"), folder / "state")
+    return Server(PLAIN, room, print).begin().agreement.schema
+
+
 @pytest.mark.parametrize("name", IMPOSSIBLE)
-def test_who_tells_the_impossible_is_named_and_left_out(name: str, tmp_path: Path):
+def test_who_tells_the_impossible_is_named_and_left_out(name: str, without_north: Schema, tmp_path: Path):
     lie, why = IMPOSSIBLE[name]
     room = Lying(owners(tmp_path), tmp_path / "state")
     room.lies = {"north": lie}
     room.clients = {n: dataclasses.replace(one, policy=SAFE) for n, one in room.clients.items()}
-    plan = Plan(algorithm=FedAvg(**QUICK), model=MLR(), rounds=1, min_clients=4)
-    found = Server(plan, room, print).begin().agreement
+    found = Server(PLAIN, room, print).begin().agreement
     assert found.names == tuple(n for n in NAMES if n != "north")
     assert why in found.refused["north"]
-    honest = Room(owners(tmp_path / "honest", without="north"), tmp_path / "other")
-    assert found.schema == Server(plan, honest, print).begin().agreement.schema
+    assert found.schema == without_north
 
 
 def test_who_tells_what_is_far_off_has_no_part_in_the_scaling(tmp_path: Path):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from laws import QUICKLY_COMPILED
 
 TUTORIAL = Path(__file__).resolve().parent.parent / "docs" / "tutorial.md"
 
@@ -20,11 +21,10 @@ def test_the_tutorial_works(tmp_path: Path):
     scripts = [block for block in blocks if not block.startswith("pip install")]
     assert len(scripts) == len(blocks) - 1
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    quickly_compiled = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
     for script in scripts:
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", script],
-            cwd=tmp_path, env={**os.environ, "PATH": path, **quickly_compiled}, capture_output=True,
+            cwd=tmp_path, env={**os.environ, "PATH": path, **QUICKLY_COMPILED}, capture_output=True,
             text=True, check=False,
         )  # fmt: skip
         assert done.returncode == 0, f"{script}\n{done.stdout}\n{done.stderr}"

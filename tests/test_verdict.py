@@ -25,6 +25,8 @@ from pfedme.runs.plan import read_plan
 from pfedme.runs.scores import Ran, Scored, preferred, verdict_of
 from pfedme.training.compare import resume_comparison
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
 NUMBERS = ("gain", "low", "high")
 TINY = "--data synthetic:clients=6,rows=40,features=5,classes=3 --rounds 3 --budget 6 --cohort 2 --R 2 --B 5"
 

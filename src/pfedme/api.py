@@ -114,7 +114,7 @@ def compare(
     """Trains several algorithms on the same data, as `pfedme compare` does; `out` is a folder for results.
 
     >>> import pfedme
-    >>> compared = pfedme.compare(["fedavg", "alone"], "synthetic:clients=5,rows=60", rounds=3)
+    >>> compared = pfedme.compare(["fedavg", "alone"], "synthetic:clients=5,rows=60", rounds=3, budget=6)
     >>> list(compared.records), len(compared.records["fedavg"])
     (['fedavg', 'alone'], 1)
     """
@@ -197,7 +197,7 @@ def personalize(
     choice, gain and model, and its `to_json()` summarizes them.
 
     >>> import pfedme
-    >>> result = pfedme.train("fedavg", "synthetic:clients=5,rows=60", rounds=3)
+    >>> result = pfedme.train("fedavg", "synthetic:clients=5,rows=60", rounds=3, budget=6)
     >>> offer = pfedme.personalize(result, how="auto:steps=5,folds=2")
     >>> sum(offer.to_json()["personalized"]["chosen"].values())
     5

@@ -111,13 +111,14 @@ def find(texts: pl.Series, count: np.ndarray, decimal: str | None = None) -> Fou
     >>> found.form.unit, found.form.decimal, found.values.tolist()
     ('%', ',', [12.5, 13.5, 9.0])
     """
-    unit = _commonest_unit(texts, count)
-    signs = [decimal] if decimal else [".", ","]
-    forms = [PLAIN] if decimal != "," else []
-    forms += [Form(unit=unit, decimal=sign) for sign in signs]
-    forms += [Form(date=date) for date in (*_DATES, "time")]
-    best, most = None, 0.0
     total = max(1.0, float(count.sum()))
+    forms = [PLAIN] if decimal != "," else []
+    digit = texts.str.contains(r"\d").fill_null(False).to_numpy()
+    if float(count[digit].sum()) / total >= NEARLY_ALL:  # all other forms need a digit
+        unit = _commonest_unit(texts, count)
+        forms += [Form(unit=unit, decimal=sign) for sign in ([decimal] if decimal else [".", ","])]
+        forms += [Form(date=date) for date in (*_DATES, "time")]
+    best, most = None, 0.0
     for form in forms:
         values = form.read(texts)
         odd = values.is_null().to_numpy()

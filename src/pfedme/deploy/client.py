@@ -74,8 +74,11 @@ class Client:
     @property
     def told(self) -> Told:
         """What the client shares about its table, after a check that it may."""
+        return self._told(self.rows)
+
+    def _told(self, rows: int) -> Told:
         told = self.table.tell(self.policy.min_count)
-        self.policy.check_table(self.rows, [*told.numbers, *told.categories])
+        self.policy.check_table(rows, [*told.numbers, *told.categories])
         return dataclasses.replace(told, most_classes=self.policy.most_classes(told))
 
     @property
@@ -106,10 +109,10 @@ class Client:
             raise Refusal("the server's agreement cannot be read")
         if self.approved(agreement["plan"]) is None:
             return Content({"pending": True}, {})
-        bound = Bound(self, agreement)
-        self.policy.check_schema(bound.schema, self.told)
+        bound, rows = Bound(self, agreement), self.rows
+        self.policy.check_schema(bound.schema, self._told(rows))
         self.policy.check_size(bound.numbers)
-        self.policy.check_table(self.rows, (), bound.plan)
+        self.policy.check_table(rows, (), bound.plan)
         return Content({"bound": self.pins.bind(agreement, self.table.pinned().fingerprint)}, {})
 
     def train(self, asked: Content) -> Content:

@@ -166,9 +166,9 @@ def personalize(
         )
     ):
         right.append(found.right if federation.classes else _explained(found, variance))
-        theta = models if theta is None else _where(choice == place, models, theta)
+        theta = models if theta is None else _where(jnp.asarray(choice == place), models, theta)
         if judged:
-            shared = models if shared is None else _where(joined == place, models, shared)
+            shared = models if shared is None else _where(jnp.asarray(joined == place), models, shared)
             if offered[place].name != "personal":
                 values[offered[place].name] = judged(models)
     assert theta is not None
@@ -276,7 +276,7 @@ def lambda_path(
             theta = _descend(
                 store, model, own, w, theta, items, candidate.lam, how.eta, candidate.steps, B=how.B
             )
-        models = theta[: len(who)]
+        models = theta if len(items) == len(who) else theta[: len(who)]
         yield outcomes(model, models, store.x, store.y, blocks), models
 
 
@@ -322,6 +322,7 @@ def _by_client(values: np.ndarray, owner: np.ndarray, clients: int) -> np.ndarra
     return np.stack([np.bincount(owner, column, clients) for column in values.T], axis=1)
 
 
-def _where(mask: np.ndarray, mine: Params, other: Params) -> Params:
+@jax.jit
+def _where(mask: jax.Array, mine: Params, other: Params) -> Params:
     """`mine` where the mask is true, `other` elsewhere, in stacks of points."""
     return mine.map(lambda a, b: jnp.where(jnp.reshape(mask, (-1,) + (1,) * (a.ndim - 1)), a, b), other)

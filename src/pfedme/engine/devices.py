@@ -35,7 +35,12 @@ if getattr(jax.config, "jax_num_cpu_devices", 0) < 0:
 
 
 def keep_compiled_programs(least_s: float = 0.2) -> None:
-    """Lets JAX cache programs that take this many seconds to compile, in the user's cache folder."""
+    """Lets JAX cache programs that take this many seconds to compile, in the user's cache folder.
+
+    If JAX has been given a folder for them (`JAX_COMPILATION_CACHE_DIR`), nothing is changed.
+    """
+    if getattr(jax.config, "jax_compilation_cache_dir", None):
+        return
     jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "xla"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", least_s)
     # A killed process or a full disk leaves an incomplete program, which is then compiled again.
