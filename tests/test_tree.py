@@ -1,6 +1,7 @@
 """Params is a vector space with an inner product; records change their floats without a new program."""
 
 import dataclasses
+import itertools
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from laws import assert_close, assert_same_bits, flat
 
+from pfedme.algorithms import ALGORITHMS
 from pfedme.core.tree import Params, record
 
 few = settings(derandomize=True, deadline=None, max_examples=25)
@@ -149,3 +151,35 @@ def test_records_that_differ_in_floats_share_one_program():
 def test_a_record_is_frozen_and_takes_keywords_only():
     with pytest.raises(dataclasses.FrozenInstanceError):
         dataclasses.replace(Settings()).__setattr__("eta", 1.0)
+
+
+def test_records_of_different_types_are_different_trees():
+    """Bug (of JAX 0.10, in `register_dataclass`): types with as many fields are equal, so that one record is
+    now and then given the program that was compiled for another."""
+    made = []
+    for number in range(200):
+
+        @record
+        class Alike:
+            eta: float = 0.1
+
+            def told(self, number: int = number) -> Any:
+                return 0 * self.eta + number
+
+        made.append(Alike())
+    told = jax.jit(lambda it: it.told())
+    assert [int(told(it)) for it in made] == list(range(200))
+
+
+def test_no_two_algorithms_are_the_same_tree():
+    shapes = [
+        jax.tree.structure(dataclasses.replace(cls(), aggregation="uniform")) for cls in ALGORITHMS.values()
+    ]
+    assert all(a != b for a, b in itertools.combinations(shapes, 2))
+
+
+def test_a_record_is_flattened_with_the_names_of_its_floats():
+    (found,) = jax.tree_util.tree_leaves_with_path(Settings(eta=3.0))
+    assert jax.tree_util.keystr(found[0]) == ".eta"
+    again = jax.tree.map(lambda a: 2 * a, Settings(eta=3.0, R=9))
+    assert again == Settings(eta=6.0, R=9)

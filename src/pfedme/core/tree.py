@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar, dataclass_transform
 
 import jax
@@ -32,7 +32,22 @@ def record(cls: type[T]) -> type[T]:
     cls = dataclasses.dataclass(frozen=True, kw_only=True)(cls)
     data = [name for name, kind in field_types(cls).items() if _is_float(kind)]
     meta = [name for name in field_types(cls) if name not in data]
-    return jax.tree_util.register_dataclass(cls, data_fields=data, meta_fields=meta)
+    keys = [jax.tree_util.GetAttrKey(name) for name in data]
+
+    def flatten(it: T) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        return tuple(getattr(it, name) for name in data), tuple(getattr(it, name) for name in meta)
+
+    def flatten_with_keys(it: T) -> tuple[list[tuple[Any, Any]], tuple[Any, ...]]:
+        children, static = flatten(it)
+        return list(zip(keys, children, strict=True)), static
+
+    def unflatten(static: tuple[Any, ...], children: Iterable[Any]) -> T:
+        return cls(**dict(zip(meta, static, strict=True)), **dict(zip(data, children, strict=True)))
+
+    # Not `register_dataclass`: JAX (0.10) takes dataclasses of different types with as many fields for equal,
+    # and would now and then run the compiled program of one algorithm for another.
+    jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
+    return cls
 
 
 def _is_float(kind: Any) -> bool:
