@@ -45,7 +45,7 @@ from pfedme.training.execute import execute
 every_algorithm = pytest.mark.parametrize(
     "cls",
     [
-        pytest.param(cls, marks=pytest.mark.slow if name in ("alone", "fedavg-ft") else ())
+        pytest.param(cls, marks=pytest.mark.slow if name not in ("pfedme", "per-fedavg") else ())
         for name, cls in ALGORITHMS.items()
     ],
     ids=ALGORITHMS,

@@ -52,7 +52,7 @@ def over(classes: dict[str, type[Algorithm]]) -> pytest.MarkDecorator:
 every_algorithm = over(EVERY)
 with_clients = over({name: cls for name, cls in EVERY.items() if not cls.pools})
 """Those whose clients train apart."""
-every_cohort = pytest.mark.parametrize("cohort", [N, 3])
+every_cohort = pytest.mark.parametrize("cohort", [pytest.param(N, marks=pytest.mark.slow), 3])
 
 
 def simulation(

@@ -259,8 +259,13 @@ def scaled(factor: float) -> Callable[[Content], Content]:
         (scaled(float("nan")), "dropped", "not finite"),
         (scaled(1e6), "dropped", "far beyond the usual"),
         (lambda c: Content(c.words, {"w": c.arrays["w"][1:]}), "dropped", "of shape"),
-        (lambda c: Content(c.words, {"w": c.arrays["w"].astype(np.float64)}), "dropped", "float64"),
-        (lambda c: Content(c.words, {}), "dropped", "it lacks w"),
+        pytest.param(
+            lambda c: Content(c.words, {"w": c.arrays["w"].astype(np.float64)}),
+            "dropped",
+            "float64",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(lambda c: Content(c.words, {}), "dropped", "it lacks w", marks=pytest.mark.slow),
         (lambda c: None, "late", "no reply within"),
     ],
 )
@@ -556,13 +561,15 @@ def test_clients_that_are_away_are_told_of_and_waited_for(tmp_path: Path):
     ("change", "why"),
     [
         (lambda d: d.rename({"age": "years"}), "its table has no column 'age'"),
-        (lambda d: d.with_columns(shoe=pl.lit(1)), "its table has a column 'shoe'"),
+        pytest.param(
+            lambda d: d.with_columns(shoe=pl.lit(1)), "its table has a column 'shoe'", marks=pytest.mark.slow
+        ),
         (
             lambda d: d.with_columns(ward=pl.lit(3)),
             "its column 'ward' holds numbers, but the others' holds text",
         ),
         (lambda d: d.with_columns(age=pl.Series([None, *d["age"][1:]])), "Values are missing"),
-        (lambda d: d.drop("sick"), "has no column 'sick'"),
+        pytest.param(lambda d: d.drop("sick"), "has no column 'sick'", marks=pytest.mark.slow),
     ],
 )
 def test_a_table_that_does_not_fit_is_turned_away(

@@ -54,7 +54,14 @@ from pfedme.training.execute import execute
 from pfedme.training.execution import Progress
 from pfedme.training.pilot import with_l2
 
-every_algorithm = pytest.mark.parametrize("cls", ALGORITHMS.values(), ids=ALGORITHMS)
+every_algorithm = pytest.mark.parametrize(
+    "cls",
+    [
+        pytest.param(cls, marks=[pytest.mark.slow] * (name not in ("pfedme", "alone")))
+        for name, cls in ALGORITHMS.items()
+    ],
+    ids=ALGORITHMS,
+)
 L2 = 0.1
 
 

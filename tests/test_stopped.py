@@ -220,6 +220,7 @@ def test_a_disk_that_is_full_from_the_start_leaves_a_folder_that_can_be_used(
     assert Results(out) == whole
 
 
+@pytest.mark.slow  # tests/test_personalize.py stops one at the same place, without a process of its own
 def test_a_run_killed_while_its_clients_choose_is_resumed(tmp_path: Path):
     data = "synthetic:clients=6,rows=30,features=4,classes=3"
     line = ["run", "fedavg", "--data", data, "--rounds", "3", "--R", "2", "--B", "5", "--budget", "6"]

@@ -31,7 +31,10 @@ def starts(simulations: list[Simulation]) -> list[State]:
 @pytest.mark.parametrize(
     "cls",
     [
-        *ALGORITHMS.values(),
+        *(
+            pytest.param(cls, marks=[pytest.mark.slow] * (cls not in (PFedMe, FedAvg)))
+            for cls in ALGORITHMS.values()
+        ),
         *(pytest.param(cls, marks=[pytest.mark.slow] * cls.has_global) for cls in OUTSIDE.values()),
     ],
     ids=[*ALGORITHMS, *OUTSIDE],
