@@ -9,7 +9,7 @@ from pathlib import Path
 import jax
 import pytest
 from browser import Page, browser, chromium
-from laws import compiling, double_precision
+from laws import QUICKLY_COMPILED, double_precision
 
 from pfedme.algorithms import ALGORITHMS
 from pfedme.core.models import MODELS
@@ -23,13 +23,6 @@ INSTALLED = Path(__file__).parent / "installed"
 def double_precision_throughout() -> Iterator[None]:
     """float64 in all tests of a file."""
     with double_precision():
-        yield
-
-
-@pytest.fixture(scope="module")
-def quickly_compiled() -> Iterator[None]:
-    """Programs that are compiled fast rather than to be fast, in all tests of a file."""
-    with compiling(optimised=False):
         yield
 
 
@@ -59,7 +52,10 @@ def outside_installed() -> Iterator[None]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Compiled programs are kept for other files, for processes that tests start, and for the next time."""
+    """Programs are compiled fast rather than to be fast, and kept for other files and for the next time; in
+    the processes that tests start, too."""
+    os.environ.update(QUICKLY_COMPILED)
+    jax.config.update("jax_disable_most_optimizations", True)
     assert config.cache is not None
     folder = str(config.cache.mkdir("xla"))
     os.environ.update(JAX_COMPILATION_CACHE_DIR=folder, JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0")

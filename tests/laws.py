@@ -31,45 +31,43 @@ RAGGED = ((7, 3), (12, 0), (2, 1), (20, 6), (5, 4))
 EXACT = ((8, 3), (4, 0), (16, 1), (2, 5))
 """The same, with training rows whose reciprocals are exact in any floating-point format."""
 
-OPTIONS_OF_JAX = compiler.get_compile_options
 QUICKLY_COMPILED = {
     "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
     "XLA_FLAGS": "--xla_cpu_use_fusion_emitters=false",
 }
-"""What makes a process compile as `compiling(optimised=False)` does."""
+"""What makes a process compile programs fast, rather than to be fast, as is usual in tests."""
 
 
 @contextmanager
-def compiling(*, optimised: bool) -> Iterator[None]:
-    """Programs in the block are compiled to be fast, or fast."""
-    before = jax.config.read("jax_disable_most_optimizations"), compiler.get_compile_options
-    jax.config.update("jax_disable_most_optimizations", not optimised)
-    compiler.get_compile_options = OPTIONS_OF_JAX if optimised else _quick_options
+def optimised() -> Iterator[None]:
+    """Programs in the block are compiled to be fast, as users' are."""
+    options = compiler.get_compile_options
+
+    def with_fusion(*args: Any, **kwargs: Any) -> Any:
+        found = options(*args, **kwargs)
+        found.env_option_overrides = [*found.env_option_overrides, ("xla_cpu_use_fusion_emitters", True)]
+        return found
+
+    jax.config.update("jax_disable_most_optimizations", False)
+    compiler.get_compile_options = with_fusion
     try:
         yield
     finally:
-        jax.config.update("jax_disable_most_optimizations", before[0])
-        compiler.get_compile_options = before[1]
-
-
-def _quick_options(*args: Any, **kwargs: Any) -> Any:
-    """The options of JAX, and one that more than halves the time that XLA takes: it fuses in the old way."""
-    options = OPTIONS_OF_JAX(*args, **kwargs)
-    options.env_option_overrides = [*options.env_option_overrides, ("xla_cpu_use_fusion_emitters", False)]
-    return options
+        jax.config.update("jax_disable_most_optimizations", True)
+        compiler.get_compile_options = options
 
 
 @contextmanager
 def double_precision() -> Iterator[None]:
-    """float64, for comparisons with NumPy; nobody trains in it, so it need not be optimised."""
-    with compiling(optimised=False), jax.enable_x64(True):
+    """float64, for comparisons with NumPy."""
+    with jax.enable_x64(True):
         yield
 
 
 @contextmanager
 def single_precision() -> Iterator[None]:
     """float32, optimised, as the program is used: for a comparison amid others in float64."""
-    with compiling(optimised=True), jax.enable_x64(False):
+    with optimised(), jax.enable_x64(False):
         yield
 
 

@@ -23,7 +23,6 @@ from pfedme.personalization.finished import FinishedRun
 from pfedme.runs.run import Run
 
 DATA = "synthetic:clients=4,rows=40,features=5,classes=3"
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
 HOW = "auto:steps=3,folds=2"
 
 
@@ -101,6 +100,7 @@ def test_train_is_the_command_to_the_bit(tmp_path: Path):
     assert again.to_json() == result.offer.to_json()
 
 
+@pytest.mark.slow
 def test_newcomers_from_python(tmp_path: Path):
     result = pfedme.train("fedavg:eta=0.1", DATA, rounds=2, budget=6, out=tmp_path / "run")
     new = pfedme.personalize(result, f"{DATA},seed=1", how=HOW)

@@ -25,8 +25,6 @@ from pfedme.errors import Diverged
 from pfedme.training.notes import about_training, still_falling, weights
 from pfedme.training.pilot import ENOUGH, pilot, slower, with_every_l2, with_l2
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
-
 DATA = "synthetic:clients=5,rows=40,features=4,classes=3"
 
 

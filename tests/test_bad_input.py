@@ -17,8 +17,6 @@ from pfedme.engine.simulate import Simulation, State
 from pfedme.errors import InputError
 from pfedme.report.describe import describe
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
-
 TINY = "--data synthetic:clients=4,rows=40,features=5,classes=3 --rounds 3 --cohort 2 --R 2 --B 5"
 RUN = f"run pfedme {TINY} --out out"
 

@@ -56,9 +56,6 @@ every_size = pytest.mark.parametrize(
 )
 
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
-
-
 def normal(seed: int, *shape: int) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=shape)
 

@@ -15,8 +15,6 @@ import pytest
 from pfedme.cli import main
 from pfedme.training.compare import Comparison
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
-
 TINY = shlex.split(
     "--data synthetic:clients=4,rows=40,features=5,classes=3 --rounds 3 --cohort 2 --R 2 --B 5"
 )

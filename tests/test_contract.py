@@ -17,7 +17,6 @@ from laws import (
     RAGGED,
     assert_close,
     assert_same_bits,
-    compiling,
     differs,
     federation,
     flat,
@@ -221,8 +220,7 @@ def test_a_newcomer_disturbs_nobody(cls, newcomer):
     before, after = simulation(cls, fed.take(old), N - 1), simulation(cls, fed.take(newcomer), N)
     _, states, *_ = three_rounds(cls, N)
     state = states[-1]
-    with compiling(optimised=False):
-        answers = before.answer(state._replace(clients=own(state.clients, old)))
+    answers = before.answer(state._replace(clients=own(state.clients, old)))
     where = np.array([newcomer.index(i) for i in old])
     with_newcomer = after.answer(state._replace(clients=own(state.clients, newcomer)))
     assert_close(answers, own(with_newcomer, where), rtol=1e-6, atol=1e-7)
@@ -240,11 +238,10 @@ def test_training_the_cohort_only_is_training_everyone_and_averaging_the_cohort(
         assert_close(server, state.server)
         assert_close(kept, [own(state.clients, i) for i in range(N)])
         keys = [jax.random.fold_in(jax.random.fold_in(jax.random.key(0), t), int(i)) for i in fed.ids]
-        with compiling(optimised=False):
-            updates = [
-                update_of(keys[i], problem(fed, sim.model, i), algorithm.send(server, jnp.int32(i)), kept[i])
-                for i in range(N)
-            ]
+        updates = [
+            update_of(keys[i], problem(fed, sim.model, i), algorithm.send(server, jnp.int32(i)), kept[i])
+            for i in range(N)
+        ]
         cohort = sim.cohort_of(t).tolist()
         if algorithm.federated:
             uploads = jax.tree.map(lambda *all: jnp.stack(all), *(updates[i].upload for i in cohort))

@@ -34,9 +34,6 @@ from pfedme.training.execute import execute
 NAMES = ("east", "north", "south", "süd-west", "west")
 
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
-
-
 def owners(folder: Path, *, quantity: bool = False, clients: int = 5, without: str = "") -> Path:
     """A folder with a file for each client; they have rows, means and categories of their own."""
     rng = np.random.default_rng(3)

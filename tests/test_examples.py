@@ -10,7 +10,6 @@ import pytest
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 SLOWER = ("compare", "export_and_predict", "newcomer", "own_table", "personalization", "report", "tuning")
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
 
 
 @pytest.mark.parametrize(

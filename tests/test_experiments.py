@@ -8,13 +8,11 @@ import io
 import itertools
 import json
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pytest
-from laws import compiling
 
 from pfedme.algorithms import FedAvg, PerFedAvg, PFedMe
 from pfedme.cli import main
@@ -59,14 +57,11 @@ class Reproduced(NamedTuple):
 
 
 @pytest.fixture(scope="module", params=["a part", pytest.param("everything", marks=pytest.mark.slow)])
-def done(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reproduced]:
+def done(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Reproduced:
     """Table 1 and a figure, or all experiments, with a few rounds on a few rows."""
     names, scale = (["table1", "figure7"], ONE_CELL) if request.param == "a part" else (["all"], TINY)
     out = tmp_path_factory.mktemp("reproduction")
-    with compiling(optimised=False):
-        yield Reproduced(
-            out, reproduce(names, scale, out, f"pfedme reproduce {' '.join(names)}"), names, scale
-        )
+    return Reproduced(out, reproduce(names, scale, out, f"pfedme reproduce {' '.join(names)}"), names, scale)
 
 
 def rows(path: Path) -> list[dict[str, str]]:
@@ -310,9 +305,8 @@ def test_what_is_recorded_is_told_before_the_first_run(tmp_path: Path):
     ]
     told: list[tuple[str, int]] = []
     study = Study(tmp_path, "")
-    with compiling(optimised=False):
-        study.carry_out(cell[:1])  # pfedme, which the plan has after fedavg, whose training loss is wanted
-        study.carry_out(cell, lambda name, _, step: told.append((name, step.round)))
+    study.carry_out(cell[:1])  # pfedme, which the plan has after fedavg, whose training loss is wanted
+    study.carry_out(cell, lambda name, _, step: told.append((name, step.round)))
     assert told[0] == ("pfedme", cell[0].run.rounds)
     assert told[1] == ("fedavg", 0)
 
@@ -340,21 +334,19 @@ def test_an_interrupted_reproduction_goes_on(tmp_path: Path):
         study.carry_out(wishes, watch)
         return [study.values(wish, "global", last) for wish in wishes]
 
-    with compiling(optimised=False):
-        whole = results(tmp_path / "whole")
-        with pytest.raises(Interrupted):
-            results(tmp_path / "parts", stop)
-        states = [Folder(p).status() for p in sorted((tmp_path / "parts" / "runs").iterdir())]
-        assert "running" in states
-        assert results(tmp_path / "parts") == whole
+    whole = results(tmp_path / "whole")
+    with pytest.raises(Interrupted):
+        results(tmp_path / "parts", stop)
+    states = [Folder(p).status() for p in sorted((tmp_path / "parts" / "runs").iterdir())]
+    assert "running" in states
+    assert results(tmp_path / "parts") == whole
 
 
 def test_a_run_that_diverges_is_shown_as_such(tmp_path: Path):
     wish = table1.cell_wishes(TINY, "synthetic", "mlr", "written")["fedavg"]
     broken = dataclasses.replace(wish.run, algorithm=dataclasses.replace(wish.run.algorithm, eta=1e38))
     study = Study(tmp_path, "")
-    with compiling(optimised=False):
-        study.carry_out([PlannedRun(broken, 2)])
+    study.carry_out([PlannedRun(broken, 2)])
     assert str(study.accuracy(PlannedRun(broken, 2), "global", last)) == "diverged"
 
 
@@ -370,11 +362,10 @@ def test_the_command_prints_findings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.setattr(paper, "QUICK", ONE_CELL)
-    with compiling(optimised=False):
-        assert main(["reproduce", "figure7", "--quick", "--out", str(tmp_path)]) == 0
-        printed = capsys.readouterr().out
-        assert "Figure 7" in printed
-        assert str(tmp_path / "results") in printed
-        assert main(["reproduce", "figure7", "--quick", "--out", str(tmp_path), "--json"]) == 0
+    assert main(["reproduce", "figure7", "--quick", "--out", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert "Figure 7" in printed
+    assert str(tmp_path / "results") in printed
+    assert main(["reproduce", "figure7", "--quick", "--out", str(tmp_path), "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["findings"][0]["verdict"] in VERDICTS

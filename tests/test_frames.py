@@ -16,15 +16,12 @@ from xml.sax.saxutils import escape
 import numpy as np
 import polars as pl
 import pytest
-from laws import compiling
 from test_bad_tables import problems
 from test_odd_tables import DAYS, GIVEN, N, V, cycle, good, load, replaced, written
 
 import pfedme
 from pfedme.data.table import Table
 from pfedme.errors import InputError
-
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
 
 
 @pytest.fixture(autouse=True)
@@ -189,8 +186,7 @@ def test_a_run_of_a_frame_says_what_it_was_and_is_not_resumed_without_it(
 ):
     frame, held = pl.DataFrame(good()), pl.DataFrame(good(20))
     table = Table(frame=frame, test_frame=held, client="hospital", label="outcome")
-    with compiling(optimised=False):
-        result = pfedme.train("fedavg:R=2", table, rounds=1, out="out")
+    result = pfedme.train("fedavg:R=2", table, rounds=1, out="out")
     record = result.record
     assert record["config"]["data"]["path"] == ""
     assert record["config"]["data"]["fingerprint"] == table.pinned().fingerprint

@@ -20,7 +20,6 @@ import safetensors.numpy
 from browser import Page
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from laws import compiling
 from scipy import stats
 
 from pfedme.algorithms import FedAvg
@@ -37,8 +36,6 @@ from pfedme.runs.run import Run
 from pfedme.training.compare import carry_out_plan
 from pfedme.training.execution import Wanted
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
-
 ASSETS = Path(str(html.__file__)).parent
 DATA = "synthetic:clients=14,features=5,classes=3,rows=24,alpha=1,beta=1"
 TINY = shlex.split("--rounds 4 --budget 6 --cohort 3 --R 2 --B 5 --eval-every 1")
@@ -54,9 +51,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     compare = ["compare", *names, "--data", DATA, *TINY, "--seeds", "3", "--out", str(out / "compared")]
     how = "auto:steps=3,folds=2,B=4"
     run = ["run", "fedavg", "--data", DATA, *TINY, "--personalize", how, "--holdout-clients", "0.2"]
-    with compiling(optimised=False):
-        assert main(compare) == 0
-        assert main([*run, "--out", str(out / "personal")]) == 0
+    assert main(compare) == 0
+    assert main([*run, "--out", str(out / "personal")]) == 0
     return out
 
 
@@ -478,12 +474,11 @@ def test_commands_leave_a_report_in_their_folder(
     shutil.copytree(folder / "personal", out)
     for name in ("report.html", "personalized.csv", "newcomers.csv"):
         (out / name).unlink()
-    with compiling(optimised=False):
-        assert main(["personalize", str(out)]) == 0
-        assert (out / "report.html").read_text() == (folder / "personal" / "report.html").read_text()
-        capsys.readouterr()
-        # What was true of the run that is overwritten is not of the next one.
-        assert main(["run", "fedavg", "--data", DATA, *TINY, "--out", str(out), "--force"]) == 0
+    assert main(["personalize", str(out)]) == 0
+    assert (out / "report.html").read_text() == (folder / "personal" / "report.html").read_text()
+    capsys.readouterr()
+    # What was true of the run that is overwritten is not of the next one.
+    assert main(["run", "fedavg", "--data", DATA, *TINY, "--out", str(out), "--force"]) == 0
     assert f"Report: {out / 'report.html'}" in capsys.readouterr().out
     found = shown(out)
     assert found["gains"] == found["newcomers"] == found["chosen"] == []
@@ -491,8 +486,7 @@ def test_commands_leave_a_report_in_their_folder(
 
 def test_runs_of_an_experiment_leave_no_report(tmp_path: Path):
     run = Run(algorithm=FedAvg(R=2, B=5), data=parse_data(DATA), model=parse_model("mlr"), rounds=1, cohort=2)
-    with compiling(optimised=False):
-        carry_out_plan([("fedavg", run, tmp_path / "run")], wanted=Wanted(files=False))
+    carry_out_plan([("fedavg", run, tmp_path / "run")], wanted=Wanted(files=False))
     assert {path.name for path in (tmp_path / "run").iterdir()} == {"record.json"}
     # Without the files there is less to tell, and that much is told.
     found = shown(tmp_path / "run")

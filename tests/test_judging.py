@@ -27,8 +27,6 @@ from pfedme.export import Predictor, Threshold
 from pfedme.report.tables import clearly_best, comparison_csv, rows
 from pfedme.runs.run import Run, balanced_weights
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
-
 SIZES = ((40, 20), (30, 0), (25, 9), (60, 33))
 
 

@@ -162,8 +162,10 @@ def assert_resumed_alike(
 @pytest.mark.parametrize(
     ("name", "numbers"),
     [
-        ("personalize", [2]),  # the pilot has ended, and there is no checkpoint
-        ("compare", [20]),  # the same of the second run
+        pytest.param(
+            "personalize", [2], marks=pytest.mark.slow
+        ),  # the pilot has ended, and there is no checkpoint
+        ("compare", [20]),
         *(pytest.param(name, (), marks=pytest.mark.slow) for name in COMMANDS),
     ],
 )
@@ -175,6 +177,7 @@ def test_killed_after_a_write_and_resumed(
 
 
 @pytest.mark.usefixtures("steady")
+@pytest.mark.slow
 def test_killed_while_steps_become_smaller_and_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The curvature of a client that is not among those looked at is hundreds of times the others'."""
     table, rows = tmp_path / "sites.csv", np.random.default_rng(0).normal(size=(40, 8, 2))

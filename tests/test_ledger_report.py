@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 from browser import Page
-from laws import compiling
 from test_deploy import NAMES, QUICK, Room, deployed, owners, scaled
 from test_html_report import HOSTILE, assert_drawn, close, shown
 
@@ -180,37 +179,34 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     tmp = tmp_path_factory.mktemp("deployed")
     tables = owners(tmp)
     found = {}
-    with compiling(optimised=False):
-        room = Room(tables, tmp / "state")
-        room.tricks["north"] = scaled(1e6)
-        plan = Plan(
-            algorithm=PFedMe(**QUICK, aggregation="samples"),
-            model=MLR(),
-            rounds=4,
-            min_clients=5,
-            eval_every=2,
-        )
-        found["shared"] = deployed(tmp, plan, room, name="shared")
-        silent = Room(tables, tmp / "silent-state", share=False)
-        found["silent"] = deployed(tmp, plan, silent, name="silent")
-        answers = [True, True]
-        silent.tricks["süd-west"] = lambda content: content if answers and answers.pop() else None
-        strict = Plan(
-            algorithm=FedAvg(**QUICK),
-            model=MLR(),
-            rounds=4,
-            min_clients=5,
-            min_replies=5,
-            max_attempts=2,
-            deadline=0.2,
-        )
-        with pytest.raises(Stopped):
-            deployed(tmp, strict, silent, name="stopped")
-        silent.gone = set(NAMES)
-        with pytest.raises(Stopped):
-            deployed(
-                tmp, Plan(algorithm=FedAvg(**QUICK), model=MLR(), join_timeout=0.1), silent, name="nobody"
-            )
+    room = Room(tables, tmp / "state")
+    room.tricks["north"] = scaled(1e6)
+    plan = Plan(
+        algorithm=PFedMe(**QUICK, aggregation="samples"),
+        model=MLR(),
+        rounds=4,
+        min_clients=5,
+        eval_every=2,
+    )
+    found["shared"] = deployed(tmp, plan, room, name="shared")
+    silent = Room(tables, tmp / "silent-state", share=False)
+    found["silent"] = deployed(tmp, plan, silent, name="silent")
+    answers = [True, True]
+    silent.tricks["süd-west"] = lambda content: content if answers and answers.pop() else None
+    strict = Plan(
+        algorithm=FedAvg(**QUICK),
+        model=MLR(),
+        rounds=4,
+        min_clients=5,
+        min_replies=5,
+        max_attempts=2,
+        deadline=0.2,
+    )
+    with pytest.raises(Stopped):
+        deployed(tmp, strict, silent, name="stopped")
+    silent.gone = set(NAMES)
+    with pytest.raises(Stopped):
+        deployed(tmp, Plan(algorithm=FedAvg(**QUICK), model=MLR(), join_timeout=0.1), silent, name="nobody")
     return found | {"stopped": tmp / "stopped", "nobody": tmp / "nobody"}
 
 

@@ -33,7 +33,7 @@ from pfedme.export import load
 from pfedme.runs.folder import Folder
 from pfedme.runs.run import Run
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quickly_compiled", "outside_installed")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("outside_installed")]
 
 NAMES, ROUNDS = ("east", "north", "south"), 4
 MODEL = Narrow(width=4)

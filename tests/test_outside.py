@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from conftest import INSTALLED, installed
-from laws import compiling
 from outside import OUTSIDE, Momentum, Narrow, Opposed, build
 from test_api import embedded
 from test_killed import assert_resumed_alike, steady
@@ -28,7 +27,7 @@ from pfedme.data import DATA, parse_data
 from pfedme.errors import InputError
 from pfedme.runs.run import Run
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled", "outside_installed")
+pytestmark = pytest.mark.usefixtures("outside_installed")
 __all__ = ["steady"]  # a fixture
 
 TINY = ("--data", "opposed", "--model", "dnn:hidden=4", "--R", "2", "--B", "5", "--eta", "0.05")
@@ -185,8 +184,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All of them beside ours, with several seeds in one program."""
     out = tmp_path_factory.mktemp("compared") / "out"
     names = [*OUTSIDE, "fedavg", "alone:l2=model"]
-    with compiling(optimised=False):
-        assert main(["compare", *names, *TINY, "--rounds", "4", "--seeds", "2", "--out", str(out)]) == 0
+    assert main(["compare", *names, *TINY, "--rounds", "4", "--seeds", "2", "--out", str(out)]) == 0
     return out
 
 

@@ -37,7 +37,7 @@ from pfedme.errors import InputError
 from pfedme.export import load, model_of
 from pfedme.runs.run import Run
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled", "outside_installed")
+pytestmark = pytest.mark.usefixtures("outside_installed")
 
 ROUNDS, COHORT = 5, 3
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from laws import RAGGED, compiling, federation, softmax_regression, with_test_rows
+from laws import RAGGED, federation, softmax_regression, with_test_rows
 
 from pfedme.algorithms import PFedMe
 from pfedme.cli import main
@@ -43,8 +43,6 @@ from pfedme.runs.run import Run
 from pfedme.training.execute import execute, resume
 from pfedme.training.execution import Progress
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
-
 HOW = Personalize(steps=3, eta=0.03, folds=3, B=4)
 SMALL = "synthetic:clients=6,rows=16,features=4,classes=3"
 TINY = f"--data {SMALL} --rounds 3 --budget 6 --cohort 2 --R 2 --B 5 --eta 0.05"
@@ -61,8 +59,7 @@ def apart(fed: Federation) -> Params:
 
 
 def found(fed: Federation, how: Personalize = HOW) -> Personalized:
-    with compiling(optimised=False):
-        return personalize(how, softmax_regression(), fed, shared(), lambda _: shared(), apart)
+    return personalize(how, softmax_regression(), fed, shared(), lambda _: shared(), apart)
 
 
 # --- rows to choose by
@@ -111,8 +108,7 @@ def test_outcomes_of_single_rows():
     fed, theta = federation(((7, 3), (12, 0), (2, 1), (20, 40))), shared()
     store = Store.of(fed)
     blocks = Blocks.cut(*fed.rows("test"))
-    with compiling(optimised=False):
-        got = outcomes(softmax_regression(), theta, store.x, store.y, blocks)
+    got = outcomes(softmax_regression(), theta, store.x, store.y, blocks)
     (W, b), owner = theta.tree[0], blocks.owner()
     assert np.bincount(owner, minlength=4).tolist() == fed.n_test.tolist()
     rows = np.concatenate([np.arange(s, s + n) for s, n in zip(*fed.rows("test"), strict=True)])
@@ -144,22 +140,21 @@ def test_a_point_of_the_path_is_stationary():
     model, w, how = softmax_regression(l2=0.01), shared(), Personalize(steps=1500, eta=0.2, B=4)
     lams = (3.0, 0.3)
     offered = [Candidate("personal", lam, how.steps) for lam in lams]
-    with compiling(optimised=False):
-        walked = lambda_path(
-            how, model, fed, w, None, offered, jax.random.key(0), np.arange(3), Blocks.cut(*fed.rows("test"))
-        )
-        far = []
-        for lam, (_, theta) in zip(lams, walked, strict=True):
-            W, b = (np.asarray(leaf, np.float64) for leaf in theta.tree[0])
-            W_w, b_w = (np.asarray(leaf, np.float64) for leaf in w.tree[0])
-            for i in range(3):
-                row = x[6 * i].astype(np.float64)
-                z = W[i] @ row + b[i]
-                g = np.exp(z - z.max()) / np.exp(z - z.max()).sum() - np.eye(3)[i]
-                slope = np.outer(g, row) + 0.01 * W[i] + lam * (W[i] - W_w)
-                np.testing.assert_allclose(slope, 0, atol=2e-5)
-                np.testing.assert_allclose(g + 0.01 * b[i] + lam * (b[i] - b_w), 0, atol=2e-5)
-            far.append(np.linalg.norm(W - W_w))
+    walked = lambda_path(
+        how, model, fed, w, None, offered, jax.random.key(0), np.arange(3), Blocks.cut(*fed.rows("test"))
+    )
+    far = []
+    for lam, (_, theta) in zip(lams, walked, strict=True):
+        W, b = (np.asarray(leaf, np.float64) for leaf in theta.tree[0])
+        W_w, b_w = (np.asarray(leaf, np.float64) for leaf in w.tree[0])
+        for i in range(3):
+            row = x[6 * i].astype(np.float64)
+            z = W[i] @ row + b[i]
+            g = np.exp(z - z.max()) / np.exp(z - z.max()).sum() - np.eye(3)[i]
+            slope = np.outer(g, row) + 0.01 * W[i] + lam * (W[i] - W_w)
+            np.testing.assert_allclose(slope, 0, atol=2e-5)
+            np.testing.assert_allclose(g + 0.01 * b[i] + lam * (b[i] - b_w), 0, atol=2e-5)
+        far.append(np.linalg.norm(W - W_w))
     assert far[0] < far[1]
 
 
@@ -249,8 +244,7 @@ def test_the_model_that_judges_has_not_seen_the_rows_it_is_judged_by():
         seen.append(part)
         return shared()
 
-    with compiling(optimised=False):
-        personalize(HOW, softmax_regression(), fed, shared(), without, apart)
+    personalize(HOW, softmax_regression(), fed, shared(), without, apart)
     assert len(seen) == HOW.folds
     kept = [part.x[s : s + n] for part in seen for s, n in zip(*part.rows("validation"), strict=True)]
     mine = np.concatenate(kept)
@@ -271,11 +265,10 @@ def test_the_model_that_judges_has_not_seen_the_rows_it_is_judged_by():
 def test_clients_with_many_rows_choose_by_one_part():
     fed = federation(((9, 3), (12, 2)))
     seen = []
-    with compiling(optimised=False):
-        personalize(
-            dataclasses.replace(HOW, small=5), softmax_regression(), fed, shared(),
-            lambda part: seen.append(part) or shared(), apart,
-        )  # fmt: skip
+    personalize(
+        dataclasses.replace(HOW, small=5), softmax_regression(), fed, shared(),
+        lambda part: seen.append(part) or shared(), apart,
+    )  # fmt: skip
     assert len(seen) == 1
 
 
@@ -318,8 +311,7 @@ def test_until_the_first_choice_every_client_has_the_given_lambda():
         )
         for k in (0, 50)
     )
-    with compiling(optimised=False):
-        a, b = given.advance(given.start(), 3)[0], own.advance(own.start(), 3)[0]
+    a, b = given.advance(given.start(), 3)[0], own.advance(own.start(), 3)[0]
     np.testing.assert_allclose(
         np.asarray(a.server.ravel()), np.asarray(b.server.ravel()), rtol=1e-5, atol=1e-7
     )
@@ -331,15 +323,14 @@ def test_a_choice_of_lambda_is_made_in_its_rounds_and_not_by_test_rows():
     other = with_test_rows_after(fed)
     algorithm = PFedMe(lam=4.0, R=2, B=3, eta=0.005, alpha=0.05, rechoose=2)
     states = []
-    with compiling(optimised=False):
-        for one in (fed, other):
-            sim = Simulation(algorithm, softmax_regression(), one, cohort=3)
-            before = sim.advance(sim.start(), 2)[0]
-            assert with_own_lambdas(sim, before._replace(t=3)) == before._replace(t=3)
-            after = with_own_lambdas(sim, before, HOW)
-            again = with_own_lambdas(sim, after, HOW)
-            np.testing.assert_array_equal(np.asarray(after.clients), np.asarray(again.clients))
-            states.append(np.asarray(after.clients))
+    for one in (fed, other):
+        sim = Simulation(algorithm, softmax_regression(), one, cohort=3)
+        before = sim.advance(sim.start(), 2)[0]
+        assert with_own_lambdas(sim, before._replace(t=3)) == before._replace(t=3)
+        after = with_own_lambdas(sim, before, HOW)
+        again = with_own_lambdas(sim, after, HOW)
+        np.testing.assert_array_equal(np.asarray(after.clients), np.asarray(again.clients))
+        states.append(np.asarray(after.clients))
     np.testing.assert_array_equal(*states)
     assert set(states[0].tolist()) <= {4.0, 3.0, 1.0, *np.array([0.3, 0.1, 0.03, 0.01], np.float32).tolist()}
     assert (rounds_to_choice(algorithm, 0), rounds_to_choice(algorithm, 3)) == (2, 1)
@@ -361,11 +352,10 @@ def test_a_smaller_lambda_lets_the_personal_model_go_further():
         PFedMe(lam=4.0, R=2, B=3, eta=0.005, alpha=0.05, rechoose=9), softmax_regression(), fed, cohort=3
     )
     start = sim.start()
-    with compiling(optimised=False):
-        models, _ = sim.answer(start._replace(clients=np.array([4, 1, 1e-6], np.float32)))
-        given, _ = Simulation(
-            PFedMe(lam=4.0, R=2, B=3, eta=0.005, alpha=0.05), softmax_regression(), fed, cohort=3
-        ).answer(start)
+    models, _ = sim.answer(start._replace(clients=np.array([4, 1, 1e-6], np.float32)))
+    given, _ = Simulation(
+        PFedMe(lam=4.0, R=2, B=3, eta=0.005, alpha=0.05), softmax_regression(), fed, cohort=3
+    ).answer(start)
     assert models.personal is not None
     assert given.personal is not None
     theta, w = np.asarray(models.personal.ravel(1)), np.asarray(start.server.ravel())
@@ -386,11 +376,10 @@ def test_an_interrupted_run_with_own_lambdas_ends_the_same(tmp_path: Path):
         if progress.round == 4 and next(stops, None):
             raise KeyboardInterrupt
 
-    with compiling(optimised=False):
-        assert main([*line, "--out", str(tmp_path / "whole")]) == 0
-        with pytest.raises(Interrupted):
-            execute(run, tmp_path / "parts", watch=stop)
-        resume(tmp_path / "parts")
+    assert main([*line, "--out", str(tmp_path / "whole")]) == 0
+    with pytest.raises(Interrupted):
+        execute(run, tmp_path / "parts", watch=stop)
+    resume(tmp_path / "parts")
     whole, parts = (json.loads((tmp_path / name / "record.json").read_text()) for name in ("whole", "parts"))
     assert whole["history"] == parts["history"]
     assert whole["final"] == parts["final"]
@@ -404,8 +393,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with newcomers and models for all."""
     out = tmp_path_factory.mktemp("runs") / "run"
     line = f"run fedavg {TINY} --personalize auto:steps=3,folds=3 --holdout-clients 0.34 --out {out}"
-    with compiling(optimised=False):
-        assert main(line.split()) == 0
+    assert main(line.split()) == 0
     return out
 
 
@@ -468,8 +456,7 @@ def test_a_run_stopped_while_its_clients_choose_is_resumed(
     shutil.copytree(run, out)
     for name in gone:
         (out / name).unlink()
-    with compiling(optimised=False):
-        assert main(["resume", str(out), "--json"]) == 0
+    assert main(["resume", str(out), "--json"]) == 0
     for name in OFFERED:
         assert (out / name).read_bytes() == (run / name).read_bytes(), name
     capsys.readouterr()
@@ -479,8 +466,7 @@ def test_a_run_stopped_while_its_clients_choose_is_resumed(
 
 def test_newcomers_get_a_page(run: Path, tmp_path: Path):
     data = "synthetic:clients=3,rows=16,features=4,classes=3,seed=1"
-    with compiling(optimised=False):
-        assert main(["personalize", str(run), "--data", data, "--out", str(tmp_path / "new")]) == 0
+    assert main(["personalize", str(run), "--data", data, "--out", str(tmp_path / "new")]) == 0
     page = (tmp_path / "new" / "report.html").read_text()
     shown = json.loads(page.split('id="document">')[1].split("</script>")[0])
     told = json.loads((tmp_path / "new" / "personalized.json").read_text())["methods"]
@@ -504,8 +490,7 @@ def test_the_run_says_how_it_is_made_again(run: Path):
 
 def test_a_shared_model_trained_again_is_the_same(run: Path):
     finished = FinishedRun.open(run)
-    with compiling(optimised=False):
-        again = finished.again(finished.simulation.federation)
+    again = finished.again(finished.simulation.federation)
     np.testing.assert_allclose(
         np.asarray(again.ravel()), np.asarray(finished.w.ravel()), rtol=1e-5, atol=1e-6
     )
@@ -513,8 +498,7 @@ def test_a_shared_model_trained_again_is_the_same(run: Path):
 
 def test_newcomers_from_elsewhere(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     data = "synthetic:clients=3,rows=16,features=4,classes=3,seed=5"
-    with compiling(optimised=False):
-        status = main(["personalize", str(run), "--data", data, "--out", str(tmp_path), "--json"])
+    status = main(["personalize", str(run), "--data", data, "--out", str(tmp_path), "--json"])
     assert status == 0
     said = json.loads(capsys.readouterr().out)
     assert sum(said["personalized"]["chosen"].values()) == 3
@@ -538,8 +522,7 @@ def test_what_newcomers_cannot_be(run: Path, capsys: pytest.CaptureFixture[str],
 def test_without_a_shared_model_there_is_nothing_to_personalize(
     algorithm: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    with compiling(optimised=False):
-        assert main(["run", algorithm, *TINY.split(), "--out", str(tmp_path / "a")]) == 0
+    assert main(["run", algorithm, *TINY.split(), "--out", str(tmp_path / "a")]) == 0
     capsys.readouterr()
     assert main(["personalize", str(tmp_path / "a")]) == 2
     assert "trains no shared model" in capsys.readouterr().err
@@ -592,10 +575,9 @@ def test_the_study_in_miniature(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     names = ("mnist-0.3-few", "mnist-0.3-many", "synthetic-0.5-0.5")
     monkeypatch.setattr(gain, "SETTINGS", [s for s in gain.SETTINGS if s.name in names])
     study = Study(tmp_path, "pfedme study gain")
-    with compiling(optimised=False):
-        rows = gain.study_gain(study, gain.TINY)
-        units = {p: p.stat().st_mtime_ns for p in (tmp_path / "runs").iterdir()}
-        again = gain.study_gain(study, gain.TINY)
+    rows = gain.study_gain(study, gain.TINY)
+    units = {p: p.stat().st_mtime_ns for p in (tmp_path / "runs").iterdir()}
+    again = gain.study_gain(study, gain.TINY)
     assert {p: p.stat().st_mtime_ns for p in (tmp_path / "runs").iterdir()} == units
     assert [r.mean for r in again] == [r.mean for r in rows]
     table = list(csv.DictReader(io.StringIO((tmp_path / "results" / "gain.csv").read_text())))
@@ -620,8 +602,7 @@ def test_the_study_covers_the_range():
 
 def test_newcomers_with_more_rows_than_there_are_are_left_out(run: Path):
     finished = FinishedRun.open(run)
-    with compiling(optimised=False):
-        assert newcomer_curve(finished, federation_like(finished, 4), HOW) == []
+    assert newcomer_curve(finished, federation_like(finished, 4), HOW) == []
 
 
 def federation_like(finished: FinishedRun, rows: int) -> Federation:

@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors.numpy
-from laws import compiling
 from scipy import stats
 
 from pfedme.cli import main
@@ -27,8 +26,6 @@ from pfedme.engine.personalized import Personalized
 from pfedme.personalization.finished import FinishedRun, clients_csv, document, methods, newcomer_curve
 from pfedme.report.gain import gain_figure
 from pfedme.report.tables import offer_sentences
-
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
 
 FEATURES = 3
 HOW = Personalize(steps=20, eta=0.1, folds=2, B=4)
@@ -60,11 +57,10 @@ def found(fed: Federation, key: str | None, **options: Any) -> Personalized:
     model = Network(features=FEATURES, classes=fed.classes)
     w = model.init(jax.random.key(1))
     keys = jax.vmap(lambda i: jax.random.fold_in(jax.random.key(2), i))(fed.ids)
-    with compiling(optimised=False):
-        return personalize(
-            HOW, model, fed, w, lambda _: w, lambda _: jax.vmap(model.init)(keys),
-            measure=MEASURES[key] if key else None, **options,
-        )  # fmt: skip
+    return personalize(
+        HOW, model, fed, w, lambda _: w, lambda _: jax.vmap(model.init)(keys),
+        measure=MEASURES[key] if key else None, **options,
+    )  # fmt: skip
 
 
 def scores_of(theta: Params, fed: Federation) -> list[np.ndarray]:
@@ -280,8 +276,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
         f"run fedavg --data {folder / 'wards.csv'} --client ward --label dead --rounds 4 --budget 6 --R 3 "
         f"--eta 0.2 --personalize auto:steps=5,folds=2 --holdout-clients later --out {folder / 'run'}"
     )
-    with compiling(optimised=False):
-        assert main(line.split()) == 0
+    assert main(line.split()) == 0
     return folder / "run"
 
 
@@ -340,8 +335,7 @@ def test_the_page_shows_the_metric(ran: Path):
 def test_the_terminal_shows_the_metric_first(ran: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     write_table(tmp_path / "new.csv", 1, each=60)
     line = f"personalize {ran} --data {tmp_path / 'new.csv'} --out {tmp_path / 'new'}"
-    with compiling(optimised=False):
-        assert main([*line.split(), "--personalize", "auto:steps=5,folds=2"]) == 0
+    assert main([*line.split(), "--personalize", "auto:steps=5,folds=2"]) == 0
     shown = capsys.readouterr().out
     for words in ("test AUC of each client's model", "client mean AUC", "accuracy %", "in AUC"):
         assert words in shown
@@ -355,12 +349,12 @@ def test_the_terminal_shows_the_metric_first(ran: Path, tmp_path: Path, capsys: 
         assert group["final"][kind]["worst"] == pytest.approx(entry["worst_decile"], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_newcomers_levels_are_by_the_metric(ran: Path):
     finished = FinishedRun.open(ran)
     later = finished.run.parties()[1]
     assert later is not None
-    with compiling(optimised=False):
-        levels = newcomer_curve(finished, later, HOW)
+    levels = newcomer_curve(finished, later, HOW)
     assert {level.measure for level in levels} == {AUC}
     json.dumps([dataclasses.asdict(level) for level in levels], allow_nan=False)
 

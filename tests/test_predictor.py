@@ -20,8 +20,6 @@ from pfedme.engine.metrics import Blocks, outcomes
 from pfedme.errors import InputError
 from pfedme.training.execution import Result
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
-
 QUICK = pfedme.PFedMe(lam=5.0, eta=0.05, R=3, K=2, B=8)
 
 
@@ -174,6 +172,7 @@ def test_a_quantity_is_predicted_in_its_own_unit(tmp_path: Path):
     np.testing.assert_array_equal(got["prediction"].to_numpy(), model.predict(frame))
 
 
+@pytest.mark.slow
 def test_what_was_recommended_goes_before_what_was_trained(tmp_path: Path):
     run = ["run", "fedavg", "--data", "synthetic:clients=4,rows=40", "--rounds", "3", "--eta", "0.02"]
     run += ["--budget", "6", "--personalize", "auto:steps=20,folds=2"]

@@ -420,6 +420,7 @@ def test_options_go_by_their_former_names_too_which_help_does_not_show(former: s
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are found by /proc, which Linux has")
+@pytest.mark.slow
 def test_a_server_that_was_stopped_before_it_listened_is_begun_by_resume(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -65,9 +65,6 @@ every_algorithm = pytest.mark.parametrize(
 L2 = 0.1
 
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
-
-
 def normal(seed: int, *shape: int) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=shape)
 
@@ -593,6 +590,7 @@ def test_a_client_takes_a_smaller_lambda_if_the_shared_line_is_not_its_own():
     assert second < 0.5
 
 
+@pytest.mark.slow
 def test_a_run_finds_models_for_its_clients_and_for_newcomers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
@@ -631,6 +629,7 @@ def test_a_run_finds_models_for_its_clients_and_for_newcomers(
     assert "R²" in Path("new/report.html").read_text()
 
 
+@pytest.mark.slow
 def test_clients_choose_a_lambda_of_a_quantity_while_they_train(stays: list[list[dict[str, Any]]]):
     assert pfedme(f"compare fedavg pfedme:rechoose=2 {TABLE} {SMALL} --out c") == 0
     final = strict(Path("c/pfedme/seed-0/record.json").read_text())["final"]

@@ -19,8 +19,6 @@ from pfedme.training.compare import compare
 from pfedme.training.execute import execute, resume
 from pfedme.training.execution import Progress
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
-
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Results]:
@@ -290,6 +288,7 @@ def test_a_resumed_comparison_is_the_uninterrupted_one(
     assert (out / "compare.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_a_comparison_that_was_killed_between_two_runs_is_resumed(whole_comparison: bytes, tmp_path: Path):
     out = tmp_path / "compare"
     compare(JOBS, 2, out)

@@ -13,8 +13,6 @@ import pfedme
 from pfedme.data.table import Table
 from pfedme.runs import rows_file
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
-
 QUICK = pfedme.PFedMe(lam=5.0, eta=0.05, R=3, K=2, B=8)
 
 

@@ -25,8 +25,6 @@ from pfedme.data.synthetic import Synthetic
 from pfedme.runs.run import Run
 from pfedme.training.execute import execute
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
-
 TINY = shlex.split(
     "--data synthetic:clients=4,rows=40,features=5,classes=3 --rounds 3 --cohort 2 --R 2 --B 5"
 )

@@ -92,6 +92,7 @@ def long(tmp_path_factory: pytest.TempPathFactory) -> tuple[Results, list[str]]:
     return Results(folder), result.record["command"].split()[1:]
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_three_times_ends_as_if_it_had_not_been(
     long: tuple[Results, list[str]], tmp_path: Path
 ):

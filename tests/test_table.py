@@ -18,7 +18,6 @@ import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from laws import compiling
 from test_cli import assert_read_back
 
 from pfedme.algorithms import FedAvg
@@ -760,18 +759,17 @@ def test_a_run_of_a_table_is_recorded_by_name_and_resumed_to_the_same_end(
     monkeypatch.chdir(tmp_path)
     saved(patients(), Path("patients.csv"))
     line = "run fedavg --data patients.csv --client hospital --label outcome --rounds 2 --R 2 --B 5 --out out"
-    with compiling(optimised=False):
-        assert main(shlex.split(line)) == 0
-        assert "patients.csv" in capsys.readouterr().out
-        with open("out/clients.csv") as file:
-            assert [row["client"] for row in csv.DictReader(file)] == sorted(HOSPITALS)
-        before = {p: Path("out", p).read_bytes() for p in ("clients.csv", "model.safetensors")}
-        unfinished(Path("out"))
-        Path("elsewhere").mkdir()
-        monkeypatch.chdir("elsewhere")
-        assert main(["resume", "../out"]) == 0
-        assert before == {p: Path("../out", p).read_bytes() for p in before}
-        assert FinishedRun.open(Path("../out")).simulation.federation.names == tuple(sorted(HOSPITALS))
+    assert main(shlex.split(line)) == 0
+    assert "patients.csv" in capsys.readouterr().out
+    with open("out/clients.csv") as file:
+        assert [row["client"] for row in csv.DictReader(file)] == sorted(HOSPITALS)
+    before = {p: Path("out", p).read_bytes() for p in ("clients.csv", "model.safetensors")}
+    unfinished(Path("out"))
+    Path("elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    assert main(["resume", "../out"]) == 0
+    assert before == {p: Path("../out", p).read_bytes() for p in before}
+    assert FinishedRun.open(Path("../out")).simulation.federation.names == tuple(sorted(HOSPITALS))
 
 
 @pytest.mark.parametrize("gone", [False, True])
@@ -781,8 +779,7 @@ def test_a_run_does_not_go_on_with_other_data(
     monkeypatch.chdir(tmp_path)
     path = saved(patients(), Path("patients.csv"))
     line = "run fedavg --data patients.csv --client hospital --label outcome --rounds 1 --R 1 --out out"
-    with compiling(optimised=False):
-        assert main(shlex.split(line)) == 0
+    assert main(shlex.split(line)) == 0
     unfinished(Path("out"))
     capsys.readouterr()
     text = path.read_text()

@@ -20,8 +20,6 @@ from pfedme.experiments.theory.convex import decay
 from pfedme.experiments.theory.measured import power, series
 from pfedme.experiments.theory.picture import PANELS
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
-
 LAMS = {CONVEX: 2.0, NONCONVEX: 1.5}
 
 

@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from laws import assert_close, assert_same_bits, compiling, federation, network, tiny
+from laws import assert_close, assert_same_bits, federation, network, optimised, tiny
 from outside import OUTSIDE
 from stops import Results, stop_at
 from stops import tiny as tiny_run
@@ -44,7 +44,7 @@ def test_runs_together_are_the_runs_by_themselves(cls: type[Algorithm]):
         simulation(tiny(cls, eta=eta), seed, l2)
         for eta, seed, l2 in ((0.05, 0, 0.01), (0.02, 3, 0), (0.1, 0, 0.3))
     ]
-    with compiling(optimised=cls.name in ALGORITHMS):
+    with optimised():
         together = advance(sims, starts(sims), 4)
         alone = [sim.advance(state, 4)[0] for sim, state in zip(sims, starts(sims), strict=True)]
     for (after, finite), own in zip(together, alone, strict=True):
@@ -103,7 +103,7 @@ def test_runs_differ_in_program_by_anything_but_seeds_and_floats():
     assert len({run.program(), *(other.program() for other in others)}) == 6
 
 
-@pytest.mark.parametrize("round", [0, 3, 6])
+@pytest.mark.parametrize("round", [3, *(pytest.param(r, marks=pytest.mark.slow) for r in (0, 6))])
 def test_an_interrupted_plan_ends_as_the_uninterrupted_one_to_the_bit(tmp_path: Path, round: int):
     runs = seeds(3)
     carry_out_plan(plan(tmp_path / "whole", runs))

@@ -32,9 +32,6 @@ from pfedme.training.trackers import Mlflow
 RUN = tiny("pfedme")
 
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
-
-
 @pytest.fixture(autouse=True)
 def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A folder of the test's own, where nothing is said about MLflow."""

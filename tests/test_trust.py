@@ -42,8 +42,6 @@ from pfedme.engine.simulate import Simulation
 from pfedme.errors import InputError
 from pfedme.runs.ledger import Part, ledger_csv
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
-
 SAFE = Policy(approve="any")
 OPEN = Policy(
     approve="any", min_rows=1, min_count=1, min_batch=0, min_steps=1, max_step=1e9, max_draws=1e9,

@@ -32,8 +32,6 @@ from pfedme.deploy.policy import Policy
 from pfedme.deploy.server import Server
 from pfedme.errors import InputError
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
-
 HALF = "\ud800"
 """Half a character: JSON can hold it, and no file."""
 PLAN = Plan(algorithm=FedAvg(**QUICK), model=MLR(), rounds=2, min_clients=2)

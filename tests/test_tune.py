@@ -42,9 +42,6 @@ COUNTS = {"R", "K", "F", "B", "aggregation"}
 """Fields that would need a compiled program for each value."""
 
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
-
-
 def search(name: str = "pfedme", how: How = "tpe", *, fixed: set[str] = COUNTS, **options: Any) -> Search:
     """A search on a few rows; TPE and pruning begin early."""
     given = {"rounds": 8, "eval_every": None, **options}

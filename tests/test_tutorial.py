@@ -10,7 +10,6 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from laws import QUICKLY_COMPILED
 
 TUTORIAL = Path(__file__).resolve().parent.parent / "docs" / "tutorial.md"
 
@@ -24,7 +23,7 @@ def test_the_tutorial_works(tmp_path: Path):
     for script in scripts:
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", script],
-            cwd=tmp_path, env={**os.environ, "PATH": path, **QUICKLY_COMPILED}, capture_output=True,
+            cwd=tmp_path, env={**os.environ, "PATH": path}, capture_output=True,
             text=True, check=False,
         )  # fmt: skip
         assert done.returncode == 0, f"{script}\n{done.stdout}\n{done.stderr}"

@@ -25,8 +25,6 @@ from pfedme.runs.plan import read_plan
 from pfedme.runs.scores import Ran, Scored, preferred, verdict_of
 from pfedme.training.compare import resume_comparison
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
-
 NUMBERS = ("gain", "low", "high")
 TINY = "--data synthetic:clients=6,rows=40,features=5,classes=3 --rounds 3 --budget 6 --cohort 2 --R 2 --B 5"
 
@@ -336,6 +334,7 @@ def test_a_comparison_from_before_there_were_verdicts_is_read(compared: Path, tm
     assert plan.read_bytes() == new
 
 
+@pytest.mark.slow
 def test_personal_models_get_a_verdict_too(
     compared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
