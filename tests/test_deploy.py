@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -152,6 +153,10 @@ def w_of(out: Path) -> np.ndarray:
 
 
 QUICK = {"eta": 0.05, "R": 10, "B": 16}
+STRICT: dict[str, Any] = {
+    "rounds": 4, "min_clients": 5, "min_replies": 5, "max_attempts": 2, "deadline": 0.2,
+}  # fmt: skip
+"""A plan that stops as soon as a client is missing."""
 
 
 @pytest.mark.parametrize(
@@ -509,15 +514,7 @@ def test_a_round_with_too_few_replies_is_repeated_and_does_not_count(tmp_path: P
 
 def test_a_run_that_stops_goes_on_from_its_last_round(tmp_path: Path):
     room = Room(owners(tmp_path), tmp_path / "state")
-    plan = Plan(
-        algorithm=PFedMe(**QUICK),
-        model=MLR(),
-        rounds=4,
-        min_clients=5,
-        min_replies=5,
-        max_attempts=2,
-        deadline=0.2,
-    )
+    plan = Plan(algorithm=PFedMe(**QUICK), model=MLR(), **STRICT)
     undisturbed = w_of(deployed(tmp_path, plan, room, name="undisturbed"))
     asked = []
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from browser import Page
-from test_deploy import NAMES, QUICK, Room, deployed, owners, scaled
+from test_deploy import NAMES, QUICK, STRICT, Room, deployed, owners, scaled
 from test_html_report import HOSTILE, assert_drawn, close, shown
 
 from pfedme.algorithms import FedAvg, PFedMe
@@ -193,15 +193,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     found["silent"] = deployed(tmp, plan, silent, name="silent")
     answers = [True, True]
     silent.tricks["süd-west"] = lambda content: content if answers and answers.pop() else None
-    strict = Plan(
-        algorithm=FedAvg(**QUICK),
-        model=MLR(),
-        rounds=4,
-        min_clients=5,
-        min_replies=5,
-        max_attempts=2,
-        deadline=0.2,
-    )
+    strict = Plan(algorithm=FedAvg(**QUICK), model=MLR(), **STRICT)
     with pytest.raises(Stopped):
         deployed(tmp, strict, silent, name="stopped")
     silent.gone = set(NAMES)
