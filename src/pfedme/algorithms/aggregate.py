@@ -6,12 +6,13 @@ lengths, means and bounds have the same meaning for every algorithm.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
-from pfedme.core.spec import Part
+from pfedme.core.spec import Bound, Count, Part, Positive
 from pfedme.core.tree import record
 
 T = TypeVar("T")
@@ -49,6 +50,39 @@ class Mean(Combine):
 
 
 @record
+class RFA(Combine):
+    """The geometric median: argmin_v Σ_i p_i ‖v − Δ_i‖ (Pillutla et al., 2019), by smoothed Weiszfeld steps.
+
+    Fewer than half of the weight, wherever it lies, moves it only by a bounded distance.
+    """
+
+    name: ClassVar[str] = "rfa"
+
+    nu: Positive = 1e-6
+    """ν: distances count as at least this."""
+    M: Count = 32
+    """Weiszfeld steps v ← Σ β_i Δ_i/Σ β_i, with β_i = p_i/max(ν, ‖v − Δ_i‖)."""
+
+    def __call__(self, uploads: T, weights: jax.Array, key: jax.Array) -> T:
+        """The geometric median of the uploads, each as one long vector."""
+        there = weights > 0
+        uploads = jax.tree.map(lambda a: jnp.where(there.reshape(-1, *[1] * (a.ndim - 1)), a, 0), uploads)
+
+        def distances(v: T) -> jax.Array:
+            parts = jax.tree.map(lambda a, b: jnp.sum((a - b) ** 2, axis=range(1, a.ndim)), uploads, v)
+            return jnp.sqrt(sum(jax.tree.leaves(parts)))
+
+        def step(_: Any, v: T) -> T:
+            pull = weights / jnp.maximum(self.nu, distances(v))
+            return Mean()(uploads, pull / jnp.sum(pull), key)
+
+        # The upload with the least sum of distances is a start that no minority can move away.
+        sums = lax.map(lambda v: jnp.sum(weights * distances(v)), uploads)
+        start = jnp.argmin(jnp.where(there, sums, jnp.inf))
+        return lax.fori_loop(0, self.M, step, jax.tree.map(lambda a: a[start], uploads))
+
+
+@record
 class Codec(Part):
     """How an upload is encoded for sending. The server receives `decode(encode(key, upload))`."""
 
@@ -74,3 +108,52 @@ class Plain(Codec):
     def decode(self, message: Any) -> Any:
         """The upload."""
         return message
+
+
+@record
+class FedPAQ(Codec):
+    """Quantised uploads (Reisizadeh et al., 2020): each array a becomes ‖a‖ sign(a) ξ/s with whole numbers ξ.
+
+    ξ is |a| s/‖a‖, rounded up or down at random so that the mean is right: the server receives the upload
+    plus noise of mean 0 and variance at most min(d/s², √d/s) ‖a‖². A number takes one byte if s < 128, and
+    two otherwise. Arrays of one number, and whole numbers, are sent unchanged.
+    """
+
+    name: ClassVar[str] = "fedpaq"
+
+    levels: Annotated[int, Bound(least=1, below=2**15)] = 64
+    """s: how many levels there are between 0 and ‖a‖."""
+
+    def encode(self, key: jax.Array, upload: Any) -> Any:
+        """For each array its length and its levels with signs."""
+        leaves, structure = jax.tree.flatten(upload)
+        return jax.tree.unflatten(
+            structure, [self._packed(jax.random.fold_in(key, k), a) for k, a in enumerate(leaves)]
+        )
+
+    def _packed(self, key: jax.Array, a: jax.Array) -> Any:
+        if a.size <= 1 or not jnp.issubdtype(a.dtype, jnp.floating):
+            return Packed(None, a)
+        length = jnp.sqrt(jnp.sum(a**2))
+        scaled = jnp.abs(a) * (self.levels / jnp.where(length > 0, length, 1))
+        level = jnp.floor(scaled + jax.random.uniform(key, a.shape, a.dtype))
+        kind = jnp.int8 if self.levels < 2**7 else jnp.int16
+        return Packed(length, (jnp.sign(a) * jnp.minimum(level, self.levels)).astype(kind))
+
+    def decode(self, message: Any) -> Any:
+        """The upload, with noise."""
+
+        def plain(one: Packed) -> jax.Array:
+            if one.length is None:
+                return one.numbers
+            return (one.length / self.levels) * one.numbers.astype(one.length.dtype)
+
+        return jax.tree.map(plain, message, is_leaf=lambda node: isinstance(node, Packed))
+
+
+class Packed(NamedTuple):
+    """An array as `FedPAQ` sends it."""
+
+    length: jax.Array | None
+    """‖a‖; None for an array that is sent unchanged."""
+    numbers: jax.Array

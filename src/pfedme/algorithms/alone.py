@@ -25,6 +25,10 @@ class Alone(Algorithm):
     """
 
     name: ClassVar[str] = "alone"
+    idea: ClassVar = "not federated"
+    personal: ClassVar[str] = "θ_i, trained on the client's rows"
+    newcomer: ClassVar[str] = "nothing: it trains on its own"
+    simulated: ClassVar[str] = "nothing is shared"
     federated: ClassVar[bool] = False
     has_global: ClassVar[bool] = False
 
@@ -60,6 +64,9 @@ class Pooled(Alone):
     if data could be shared. For simulations only."""
 
     name: ClassVar[str] = "pooled"
+    personal: ClassVar[str] = ""
+    newcomer: ClassVar[str] = "the shared model"
+    simulated: ClassVar[str] = "it needs the rows of all clients in one place"
     pools: ClassVar[bool] = True
 
     def shared(self, server: Any, clients: Any) -> Params:

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from pfedme.algorithms.aggregate import Codec, Combine, Mean, Plain
+from pfedme.core.models import Model
 from pfedme.core.problem import Order, Problem
 from pfedme.core.spec import Count, Index, NonNegative, Positive
 from pfedme.core.tree import Params, record
 
 Aggregation = Literal["uniform", "samples"]
+T = TypeVar("T")
+Idea = Literal[
+    "one shared model", "near a shared model", "partly shared", "several shared", "fair", "between clients",
+    "not federated",
+]  # fmt: skip
+"""The groups of algorithms, by what clients share."""
 
 
 class Models(NamedTuple):
@@ -103,6 +110,15 @@ class Algorithm:
     """
 
     name: ClassVar[str]
+    idea: ClassVar[Idea] = "one shared model"
+    reference: ClassVar[str] = ""
+    """The authors and the year of the paper that it comes from."""
+    personal: ClassVar[str] = ""
+    """What a client's personal model is; empty if there is none."""
+    newcomer: ClassVar[str] = "the shared model"
+    """What a client that comes after training starts with."""
+    simulated: ClassVar[str] = ""
+    """Why it cannot be deployed; empty if it can."""
     federated: ClassVar[bool] = True
     """Whether clients train together; if not, nothing is sent."""
     has_global: ClassVar[bool] = True
@@ -111,6 +127,8 @@ class Algorithm:
     """Whether it trains on the rows of all clients as if they belonged to one client."""
     steps: ClassVar[tuple[str, ...]] = ("eta",)
     """The fields that are step sizes; those that are 0 are set from the curvature of the clients' losses."""
+    tuned: ClassVar[Mapping[str, tuple[float, ...]]] = {}
+    """The values that a study tries for the main hyperparameters, besides step sizes."""
 
     def __init_subclass__(cls) -> None:
         """A subclass without a `name` is named after its class."""
@@ -133,6 +151,9 @@ class Algorithm:
     """How uploads are encoded for sending."""
     batches: Order = "random"
     """Mini-batches: rows drawn afresh (paper), or cycled through in a fixed order (released code)."""
+
+    def check_fit(self, model: Model, clients: int) -> None:
+        """Raises an `InputError` if it cannot train this model with this many clients."""
 
     def begin(self, key: jax.Array, first: Callable[[int], Params], total: int, /) -> Any:
         """What the server keeps before the first round: by default the initial model.
@@ -191,6 +212,15 @@ class Algorithm:
     def combined(self, uploads: Any, cohort: Cohort) -> Any:
         """The uploads of a cohort combined into one, by `combine` with the weights p_i."""
         return self.combine(uploads, self.weights(cohort), cohort.key)
+
+    def change_of_mean(self, uploads: T, cohort: Cohort) -> T:
+        """The change of a mean over all N clients when the values of the cohort change by their uploads:
+        |S|/N times the uniform mean."""
+        present = cohort.rows > 0
+        members = jnp.sum(present)
+        share = members / cohort.total
+        mean = self.combine(uploads, present / members, cohort.key)
+        return jax.tree.map(lambda a: share.astype(a.dtype) * a, mean)
 
     def weights(self, cohort: Cohort) -> jax.Array:
         """p_i: uniform, or proportional to the training rows; zero for an absent client."""
@@ -257,18 +287,26 @@ def sgd(
     steps: int,
     B: int,
     l2: jax.Array | None = None,
+    extra: Callable[[Params], Params] | None = None,
+    fixed: Params | None = None,
 ) -> Params:
     """w after `steps` steps w ← w − η ∇f̃_i(w; D), each on a fresh mini-batch D.
 
-    With `l2`, each step is followed by the proximal step of l2/2 ‖W‖², W ← W/(1 + η l2), for all weights W,
-    which are the arrays of two or more dimensions. This is stable for any strength.
+    `extra(w)` is added to every gradient. If w is only a part of a model, the rest is `fixed`. With `l2`,
+    each step is followed by the proximal step of l2/2 ‖W‖², W ← W/(1 + η l2), for all weights W, which are
+    the arrays of two or more dimensions. This is stable for any strength.
     """
 
     def shrunk(leaf: jax.Array) -> jax.Array:
         return leaf if l2 is None or leaf.ndim < 2 else leaf / (1 + eta * l2)
 
+    def slope(rows: jax.Array, w: Params) -> Params:
+        f = problem.loss(rows)
+        found = f.grad(w) if fixed is None else jax.grad(lambda w: f(w | fixed))(w)
+        return found if extra is None else found + extra(w)
+
     def step(w: Params, rows: jax.Array) -> tuple[Params, None]:
-        w = w - eta * problem.loss(rows).grad(w)
+        w = w - eta * slope(rows, w)
         return (w if l2 is None else w.map(shrunk)), None
 
     return lax.scan(step, w, problem.draw(key, steps, B))[0]

@@ -16,6 +16,7 @@ class FedAvg(Algorithm):
     """R steps of w_i ← w_i − η ∇f̃_i(w_i) from w on each client, then a mean over the cohort."""
 
     name: ClassVar[str] = "fedavg"
+    reference: ClassVar[str] = "McMahan et al., 2017"
 
     aggregation: Aggregation = "samples"
     """Weights of the uploads: proportional to the training rows, as in McMahan et al., or equal."""

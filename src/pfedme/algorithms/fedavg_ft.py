@@ -18,6 +18,8 @@ class FedAvgFT(FedAvg):
     """FedAvg; when models are requested, each client fine-tunes w with F further SGD steps."""
 
     name: ClassVar[str] = "fedavg-ft"
+    personal: ClassVar[str] = "w after F steps on the client's rows"
+    newcomer: ClassVar[str] = "the shared model, to be fine-tuned"
 
     F: Count = 500
     """Fine-tuning steps, of size eta on batches of B rows."""

@@ -23,6 +23,9 @@ class PerFedAvg(Algorithm):
     """R steps of w_i ← w_i − η ∇F_i(w_i), its three derivatives on independent mini-batches; then a mean."""
 
     name: ClassVar[str] = "per-fedavg"
+    reference: ClassVar[str] = "Fallah et al., 2020"
+    personal: ClassVar[str] = "w after one step on the client's rows"
+    newcomer: ClassVar[str] = "the shared model, for one step"
 
     steps: ClassVar[tuple[str, ...]] = ("eta", "alpha")
 

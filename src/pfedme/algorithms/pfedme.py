@@ -28,6 +28,10 @@ class PFedMe(Algorithm):
     """Algorithm 1: R local rounds of w_i ← w_i − η λ (w_i − θ̃_i(w_i)), then w is mixed with the mean w_i."""
 
     name: ClassVar[str] = "pfedme"
+    idea: ClassVar = "near a shared model"
+    reference: ClassVar[str] = "Dinh et al., 2020"
+    personal: ClassVar[str] = "θ_i = argmin f_i(θ) + λ/2 ‖θ − w‖²"
+    tuned: ClassVar = {"lam": (0.5, 5.0, 15.0)}
     steps: ClassVar[tuple[str, ...]] = ("eta", "alpha")
 
     lam: Positive = 15.0

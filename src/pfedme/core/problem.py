@@ -9,6 +9,7 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from pfedme.core.models import Model
 from pfedme.core.tree import Params
@@ -16,6 +17,9 @@ from pfedme.core.tree import Params
 Order = Literal["random", "cycled"]
 """How mini-batches are drawn: afresh with replacement, or in the order of the store, continuing from round to
 round and starting over after the last row."""
+
+ALL_ROWS = np.zeros(0, np.int32)
+"""Stands for all rows of a client in `Problem.loss`, as B = 0 does."""
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["model", "x", "y", "weight"], meta_fields=[])
@@ -87,8 +91,9 @@ class Problem:
         bits = jax.random.bits(key, shape, jnp.uint32)
         return self.start + jnp.where(self.n_test > 0, self.count + _scaled(bits, self.n_test), 0)
 
-    def loss(self, rows: jax.Array) -> Loss:
-        """f̃_i(θ; D) on the mini-batch D of these rows."""
+    def loss(self, rows: jax.typing.ArrayLike) -> Loss:
+        """f̃_i(θ; D) on the mini-batch D of these rows; with none of them, f_i(θ) on all rows."""
+        rows = jnp.asarray(rows)
         if rows.size:
             return Loss(self.model, _at(self.x, rows), _at(self.y, rows))
         at = jnp.arange(self.longest)
@@ -97,6 +102,13 @@ class Problem:
         return Loss(
             self.model, self.x[rows], self.y[rows], jnp.where(own, 1, 0).astype(self.x.dtype) / self.count
         )
+
+    def label_counts(self, classes: int) -> jax.Array:
+        """How often each label occurs in the client's training rows."""
+        at = jnp.arange(self.longest)
+        own = at < self.count
+        y = self.y[self.start + jnp.where(own, at, 0)]
+        return jnp.sum(own[:, None] & (y[:, None] == jnp.arange(classes)), axis=0)
 
     def sample(self, key: jax.Array, B: int) -> Loss:
         """The loss on a fresh mini-batch of B rows."""

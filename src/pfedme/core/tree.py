@@ -117,6 +117,20 @@ class Params:
 
         return Params(jax.tree.map(lambda a, b: b if a is None else a, self.tree, other.tree, is_leaf=lacks))
 
+    def without(self, part: Params) -> Params:
+        """This point without the layers of `part`, which is a part of such a point.
+
+        >>> w = Params([jnp.ones(2), jnp.zeros(3)])
+        >>> w.without(w.layers[:1]).tree
+        [None, Array([0., 0., 0.], dtype=float32)]
+        """
+        return Params(jax.tree.map(lambda a, b: a if b is None else None, self.tree, part.tree))
+
+    @property
+    def dtype(self) -> Any:
+        """The type of the coordinates."""
+        return jax.tree.leaves(self.tree)[0].dtype
+
     def ravel(self, batch_dims: int = 0) -> jax.Array:
         """The coordinates as one vector; for a stack of points (`batch_dims` = 1), one row per point."""
         leaves = jax.tree.leaves(self.tree)

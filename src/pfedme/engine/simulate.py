@@ -112,6 +112,7 @@ class Simulation:
         trained = federation.pooled() if algorithm.pools else federation
         self.store = Store.of(trained) if algorithm.pools else self.judged
         self.trained_clients = trained.clients
+        algorithm.check_fit(model, trained.clients)
         self.cohort = cohort if algorithm.federated else trained.clients
         self._by_id = np.argsort(trained.ids, kind="stable")
         self.quarter_at = tuple(quarter_at)

@@ -1,0 +1,90 @@
+"""IFCA: several shared models, of which each client uses the one that fits its training rows best (iterative
+federated clustering, Ghosh et al., 2020; HypCluster, Mansour et al., 2020)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, ClassVar, Literal
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from pfedme.algorithms.base import Algorithm, Cohort, Models, Update, sgd
+from pfedme.algorithms.kmeans import directions
+from pfedme.core.models import Model
+from pfedme.core.problem import ALL_ROWS, Problem
+from pfedme.core.spec import Count, Index
+from pfedme.core.tree import Params, record
+from pfedme.errors import InputError
+
+
+@record
+class IFCA(Algorithm):
+    """Client i takes R steps from w_j, where j = argmin f_i(w_j); w_j moves by the mean of its clients."""
+
+    name: ClassVar[str] = "ifca"
+    idea: ClassVar = "several shared"
+    reference: ClassVar[str] = "Ghosh et al., 2020; Mansour et al., 2020"
+    personal: ClassVar[str] = "the shared model with the least loss on the client's training rows"
+    newcomer: ClassVar[str] = "the shared model with the least loss on its training rows"
+    has_global: ClassVar[bool] = False
+
+    clusters: Count = 4
+    """k: how many shared models there are."""
+    start: Literal["directions", "random"] = "directions"
+    """How models begin: after rounds with one model (warmup), each from a group of clients whose uploads have
+    similar directions; or at random, as in the paper."""
+    warmup: Index = 30
+    """Rounds with one model before the clients of the next round are grouped, if start is directions."""
+
+    def check_fit(self, model: Model, clients: int) -> None:
+        """Raises an error if there are fewer clients than models."""
+        if self.clusters > clients:
+            raise InputError(
+                f"{self.name} needs at least as many clients as clusters, and there are {clients} and "
+                f"{self.clusters}; use --clusters {clients} or fewer."
+            )
+
+    def begin(self, key: jax.Array, first: Callable[[int], Params], total: int) -> Any:
+        """Minus the rounds until models are independent, and the models, stacked."""
+        alike = self.start == "directions"
+        models = [first(0 if alike else j) for j in range(self.clusters)]
+        left = jnp.int32(-1 - self.warmup if alike else 0)
+        return left, jax.tree.map(lambda *leaves: jnp.stack(leaves), *models)
+
+    def client_update(self, key: jax.Array, problem: Problem, sent: Any, state: Any) -> Update:
+        """R steps from the best model; their sum, and which model it was, are sent."""
+        (_, w), info = self.answer(key, problem, sent, state)
+        w_i = sgd(key, problem, w, eta=self.eta, steps=self.R, B=self.B)
+        chosen = jax.nn.one_hot(info["cluster"], self.clusters, dtype=w.dtype)
+        return Update((chosen, w_i - w), state, Models(local=w_i, personal=w), info)
+
+    def server_update(self, server: Any, uploads: Any, cohort: Cohort) -> Any:
+        """Each model moves by the mean of the clients that chose it; one that nobody chose stays."""
+        (left, models), (chosen, delta) = server, uploads
+        grouped = partial(directions, cohort.key, delta, cohort.rows > 0, self.clusters)
+        found = lax.cond(left == -1, grouped, lambda: chosen)
+        weights = self.weights(cohort)[:, None] * found
+        weights = weights / jnp.maximum(jnp.sum(weights, axis=0), 1e-12)
+
+        def moved(w: Params, weights: jax.Array) -> Params:
+            return w + self.beta * self.combine(delta, weights, cohort.key)
+
+        after = jax.vmap(moved)(models, weights.T)
+        alike = after.map(lambda a: jnp.where(left < -1, a[:1], a))
+        return jnp.minimum(left + 1, 0), alike
+
+    def answer(self, key: jax.Array, problem: Problem, sent: Any, state: Any) -> Any:
+        """The best model as it was received."""
+        _, models = sent
+        best = jnp.argmin(jax.vmap(problem.loss(ALL_ROWS))(models))
+        return Models(personal=models[best]), {"cluster": best.astype(models.dtype)}
+
+
+@record
+class HypCluster(IFCA):
+    """Another name for ifca."""
+
+    name: ClassVar[str] = "hypcluster"

@@ -1,0 +1,47 @@
+"""q-FFL: a shared model that favours clients with large losses (q-FedAvg, Li et al., 2020).
+
+It minimises Σ f_i(w)^(q+1)/(q + 1). With q = 0 it is FedAvg with equal weights; for q → ∞ only the worst
+client counts.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from pfedme.algorithms.base import Algorithm, Cohort, Models, Update, sgd
+from pfedme.core.problem import ALL_ROWS, Problem
+from pfedme.core.spec import NonNegative
+from pfedme.core.tree import Params, record
+
+
+@record
+class QFFL(Algorithm):
+    """w ← w − β Σ f_i^q g_i / Σ (q f_i^(q−1) ‖g_i‖² + f_i^q/η), where g_i = (w − w_i)/η and f_i = f_i(w)."""
+
+    name: ClassVar[str] = "q-ffl"
+    idea: ClassVar = "fair"
+    reference: ClassVar[str] = "Li et al., 2020 (q-FFL)"
+    tuned: ClassVar = {"q": (0.1, 1.0, 5.0)}
+
+    q: NonNegative = 1.0
+    """q: how much more clients with large losses count."""
+
+    def client_update(self, key: jax.Array, problem: Problem, w: Params, state: Any) -> Update:
+        """R steps to w_i; w_i − w and f_i(w) are sent."""
+        w_i = sgd(key, problem, w, eta=self.eta, steps=self.R, B=self.B)
+        return Update((w_i - w, problem.loss(ALL_ROWS)(w)), state, Models(local=w_i), {})
+
+    def server_update(self, w: Params, uploads: Any, cohort: Cohort) -> Params:
+        """A step whose size is an estimate of the inverse curvature of the objective."""
+        delta, loss = uploads
+        present = cohort.rows > 0
+        f = jnp.where(present, jnp.maximum(loss, 1e-10), 1)
+        square = jax.vmap(lambda d: d @ d)(delta) / self.eta**2
+        weight = jnp.where(present, f**self.q, 0)
+        curvature = jnp.where(present, self.q * f ** (self.q - 1) * square, 0) + weight / self.eta
+        total = jnp.sum(weight)
+        scale = (self.beta * total / (self.eta * jnp.sum(curvature))).astype(w.dtype)
+        return w + scale * self.combine(delta, weight / total, cohort.key)
