@@ -72,7 +72,8 @@ def add_model(options: Options) -> None:
     options.add_argument(
         "--model", default="mlr",
         help="mlr (softmax or ridge regression), dnn, dnn-bn (with batch normalisation), or cnn for images"
-        f"{others}; or my_package:build, your own function that takes the numbers of features and classes and returns a Model (mlr)",
+        f"{others}; or my_package:build, your own function that takes the numbers of features and classes "
+        "and returns a Model (mlr)",
     )  # fmt: skip
 
 
