@@ -69,7 +69,7 @@ class Room(Channel):
                 policy=Policy(
                     approve="any",
                     batch_key="seed",
-                    models=("mlr", "dnn"),
+                    models=("mlr", "dnn", "dnn-bn"),
                     max_classes=10,
                     algorithms=algorithms,
                 ),

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pfedme.algorithms import Algorithm, Alone, FedAvg, FedAvgFT, Models, PerFedAvg, PFedMe, Update
     from pfedme.algorithms.base import Cohort, sgd
     from pfedme.api import compare, personalize, train, tune
-    from pfedme.core.models import CNN, DNN, MLR, Model, Network
+    from pfedme.core.models import CNN, DNN, MLR, Model, Network, NormalisedDNN
     from pfedme.core.tree import Params, record
     from pfedme.data.federation import Federation
     from pfedme.data.mnist import Mnist
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CNN", "DNN", "MLR", "Algorithm", "Alone", "Cohort", "FedAvg", "FedAvgFT", "Federation", "InputError",
-    "Mnist", "Model", "Models", "Network", "PFedMe", "Params", "PerFedAvg", "Personalize", "Predictor",
-    "RunError", "Simulation", "Synthetic", "Table", "Update", "compare", "load", "model_of", "personalize",
-    "record", "sgd", "train", "tune",
+    "Mnist", "Model", "Models", "Network", "NormalisedDNN", "PFedMe", "Params", "PerFedAvg", "Personalize",
+    "Predictor", "RunError", "Simulation", "Synthetic", "Table", "Update", "compare", "load", "model_of",
+    "personalize", "record", "sgd", "train", "tune",
 ]  # fmt: skip
 
 _HOMES = {
@@ -52,7 +52,7 @@ _HOMES = {
     "pfedme.data.synthetic": ("Synthetic",),
     "pfedme.data.table": ("Table",),
     "pfedme.errors": ("InputError", "RunError"),
-    "pfedme.core.models": ("CNN", "DNN", "MLR", "Model", "Network"),
+    "pfedme.core.models": ("CNN", "DNN", "MLR", "Model", "Network", "NormalisedDNN"),
     "pfedme.engine.choices": ("Personalize",),
     "pfedme.engine.simulate": ("Simulation",),
     "pfedme.export": ("Predictor", "load", "model_of"),

@@ -404,7 +404,7 @@ def model_of(run: Path | str, client: str | None = None, which: Which | None = N
     if about["model"].get("kind") == OWN:
         raise InputError(
             f"The model of this run is your own Python code, {name}, which cannot be exported; use the "
-            "parameters in model.safetensors, or train one of mlr, dnn and cnn."
+            "parameters in model.safetensors, or train one of mlr, dnn, dnn-bn and cnn."
         )
     try:
         model = model_from_json(about["model"])

@@ -67,7 +67,7 @@ def help_page() -> str:
         f"algorithms: {ALGORITHM_NAMES}\n"
         "data:       synthetic, mnist, with options as in mnist:partition=released,\n"
         "            or your own table: patients.csv, with --client and --label\n"
-        "models:     mlr, dnn, cnn, with options as in dnn:hidden=100-50,\n"
+        "models:     mlr, dnn, dnn-bn, cnn, with options as in dnn:hidden=100-50,\n"
         "            or your own function: my_package:build\n"
         f"{more}\n"
         f"{EXAMPLES}\n\n"

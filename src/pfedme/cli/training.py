@@ -71,8 +71,9 @@ def add_model(options: Options) -> None:
     others = "".join(f", {name}" for name in MODELS.others)
     options.add_argument(
         "--model", default="mlr",
-        help=f"mlr (softmax or ridge regression), dnn, or cnn for images{others}; or my_package:build, "
-        "your own function that takes the numbers of features and classes and returns a Model (mlr)",
+        help="mlr (softmax or ridge regression), dnn, dnn-bn (with batch normalisation), or cnn for images"
+        f"{others}; or my_package:build, your own function that takes the numbers of features and classes "
+        "and returns a Model (mlr)",
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Models: from parameters and rows to scores, and from scores to a loss."""
+"""Models, and how texts and records describe them."""
 
 from __future__ import annotations
 
@@ -13,96 +13,12 @@ import jax
 import jax.numpy as jnp
 
 from pfedme.core.convolution import stage
-from pfedme.core.losses import cross_entropy, of_label
+from pfedme.core.model import Layer, Model, dense, uniform_layers
+from pfedme.core.normalised import NormalisedNetwork
 from pfedme.core.plugins import Known
 from pfedme.core.spec import Bound, Count, Index, NonNegative, build, parse
 from pfedme.core.tree import Params, record
 from pfedme.errors import InputError
-
-
-@record
-class Model:
-    """A predictor with loss f(θ; D) = mean over D of ℓ(apply(θ, x), y) + l2/2 ‖θ‖².
-
-    A classifier's scores are logits z, and ℓ(z, y) = −log softmax(z)[y]; a regression has one score z for
-    each row, and ℓ(z, y) = ½ (z − y)². This class turns any pair of functions into a model; `init` and
-    `apply` work on a pytree of arrays.
-
-    >>> linear = Model(
-    ...     init_fn=lambda key: {"W": jnp.zeros((2, 3))},
-    ...     apply_fn=lambda tree, x: x @ tree["W"],
-    ... )
-    >>> theta = linear.init(jax.random.key(0))
-    >>> linear.apply(theta, jnp.ones((5, 2))).shape
-    (5, 3)
-    """
-
-    init_fn: Callable[[jax.Array], Any] | None = None
-    apply_fn: Callable[[Any, jax.Array], jax.Array] | None = None
-    classes: Index | None = None
-    """Number of labels; 0 for a regression. Optional for a classifier made of functions."""
-    l2: NonNegative = 0.0
-    """Strength of the l2 term, over weights and biases."""
-    class_weights: tuple[float, ...] | None = None
-    """Weight of a row of each class in training; None for equal weights."""
-
-    def init(self, key: jax.Array) -> Params:
-        """Random initial parameters."""
-        assert self.init_fn is not None
-        return Params(self.init_fn(key))
-
-    def apply(self, theta: Params, x: jax.Array) -> jax.Array:
-        """The scores of rows x, a row each."""
-        assert self.apply_fn is not None
-        return self.apply_fn(theta.tree, x)
-
-    def scores(self, theta: Params, x: jax.Array) -> jax.Array:
-        """The scores with a column for each row of x, the form that this package computes with."""
-        return self.apply(theta, x).T
-
-    def losses(self, scores: jax.Array, y: jax.Array) -> jax.Array:
-        """ℓ(z, y), column by column."""
-        return (scores[0] - y) ** 2 / 2 if self.classes == 0 else cross_entropy(scores, y)
-
-    def weighted(self, losses: jax.Array, y: jax.Array) -> jax.Array:
-        """The losses of rows times the weights of their classes, as in training."""
-        if self.class_weights is None:
-            return losses
-        return losses * of_label(jnp.stack([*map(jnp.asarray, self.class_weights)])[:, None], y)
-
-    def regulariser(self, theta: Params) -> jax.Array:
-        """l2/2 ‖θ‖²."""
-        return self.l2 / 2 * (theta @ theta)
-
-    def to_json(self) -> dict[str, Any]:
-        """What is needed to use this model's parameters, as JSON values; `model_from_json` is its inverse.
-
-        It has `features` and `classes`. l2, which matters only in training, is not part of it.
-        """
-        raise NotImplementedError("a model made of functions cannot be written as JSON")
-
-
-Layer = tuple[jax.Array, jax.Array]
-"""Weights W, of shape fan_out × fan_in, and biases b."""
-
-
-def uniform_layers(key: jax.Array, shapes: Sequence[tuple[int, ...]]) -> list[Layer]:
-    """Weights of these shapes, each fan_out × ..., and biases, uniform in ±1/√fan_in."""
-    layers = []
-    for shape, k in zip(shapes, jax.random.split(key, len(shapes)), strict=True):
-        k_w, k_b = jax.random.split(k)
-        bound = math.prod(shape[1:]) ** -0.5
-        W = jax.random.uniform(k_w, shape, jnp.float32, -bound, bound)
-        b = jax.random.uniform(k_b, shape[:1], jnp.float32, -bound, bound)
-        layers.append((W, b))
-    return layers
-
-
-def dense(layers: Sequence[Layer], z: jax.Array) -> jax.Array:
-    """The outputs of linear layers with ReLU before each, a column for each column of z."""
-    for W, b in layers:
-        z = W @ jax.nn.relu(z) + b[:, None]
-    return z
 
 
 @record
@@ -231,7 +147,7 @@ def model_from_json(document: dict[str, Any]) -> Model:
         raise InputError(f"The description of a model must be a JSON object, not {document!r}.")
     fields = dict(document)
     kind = fields.pop("kind", "network")
-    if kind not in ("network", "cnn"):
+    if kind not in ("network", "cnn", "dnn-bn"):
         raise InputError(f"Unknown kind of model '{kind}'; a later version of pfedme may have written it.")
     lacking = {"features", "classes"} - set(fields)
     if lacking:
@@ -239,7 +155,7 @@ def model_from_json(document: dict[str, Any]) -> Model:
     if kind == "network":
         return build(Network, fields, "the model")
     sizes = build(Network, {name: fields.pop(name) for name in ("features", "classes")}, "the model")
-    return build(CNN, fields, "the model").build(sizes.features, sizes.classes)
+    return build(MODELS.own[kind], fields, "the model").build(sizes.features, sizes.classes)
 
 
 class Description:
@@ -281,14 +197,41 @@ class DNN(Description):
 
     def with_defaults(self, features: int, shape: tuple[int, ...] = ()) -> DNN:
         """This description with all defaults filled in, for rows with this many features."""
-        hidden = self.hidden if self.hidden is not None else ((100,) if features >= 100 else (20,))
-        return dataclasses.replace(self, hidden=hidden)
+        return dataclasses.replace(self, hidden=_hidden(self.hidden, features))
 
     def build(self, features: int, classes: int, shape: tuple[int, ...] = ()) -> Network:
         """The model for rows with this many features and classes."""
+        hidden = _hidden(self.hidden, features)
+        return Network(features=features, classes=classes, hidden=hidden, l2=self.l2)
+
+
+def _hidden(given: tuple[int, ...] | None, features: int) -> tuple[int, ...]:
+    """Sizes of hidden layers: those given, or else those of the paper."""
+    return given if given is not None else ((100,) if features >= 100 else (20,))
+
+
+@record
+class NormalisedDNN(Description):
+    """A network of linear layers with batch normalisation and ReLU between them."""
+
+    hidden: tuple[int, ...] | None = None
+    """Sizes of the hidden layers, at least one; by default as for dnn."""
+    l2: NonNegative = 0.0
+    """Strength of the l2 term in every client's loss, over all parameters but the running statistics."""
+
+    def with_defaults(self, features: int, shape: tuple[int, ...] = ()) -> NormalisedDNN:
+        """This description with all defaults filled in, for rows with this many features."""
+        if self.hidden == ():
+            raise InputError(
+                "hidden of model 'dnn-bn' must name at least one layer, such as 100; model mlr has none."
+            )
+        return dataclasses.replace(self, hidden=_hidden(self.hidden, features))
+
+    def build(self, features: int, classes: int, shape: tuple[int, ...] = ()) -> NormalisedNetwork:
+        """The model for rows with this many features and classes."""
         hidden = self.with_defaults(features).hidden
         assert hidden is not None
-        return Network(features=features, classes=classes, hidden=hidden, l2=self.l2)
+        return NormalisedNetwork(features=features, classes=classes, hidden=hidden, l2=self.l2)
 
 
 @record
@@ -345,7 +288,9 @@ class CNN(Description):
         )  # fmt: skip
 
 
-MODELS = Known[Description]("models", {"mlr": MLR, "dnn": DNN, "cnn": CNN}, Description)
+MODELS = Known[Description](
+    "models", {"mlr": MLR, "dnn": DNN, "dnn-bn": NormalisedDNN, "cnn": CNN}, Description
+)
 
 
 @record

@@ -38,7 +38,8 @@ class Loss:
 
     def __call__(self, theta: Params) -> jax.Array:
         """The loss at θ."""
-        return self.mean_loss(self.model.scores(theta, self.x)) + self.model.regulariser(theta)
+        scores, extra = self.model.in_training(theta, self.x, self.weight)
+        return self.mean_loss(scores) + extra
 
     def mean_loss(self, scores: jax.Array) -> jax.Array:
         """The mean loss of the batch's scores, without the l2 term."""

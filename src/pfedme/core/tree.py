@@ -112,10 +112,20 @@ class Params:
     def __or__(self, other: Params) -> Params:
         """This point, with its missing layers taken from `other`."""
 
-        def lacks(leaf: Any) -> bool:
-            return leaf is None
+        return self._map_all(lambda a, b: b if a is None else a, other)
 
-        return Params(jax.tree.map(lambda a, b: b if a is None else a, self.tree, other.tree, is_leaf=lacks))
+    def without(self, part: Params) -> Params:
+        """This point without the arrays that `part` has, so that `w.without(part) | part` is w.
+
+        >>> w = Params([(jnp.ones(2), jnp.zeros(3))])
+        >>> w.without(Params([(None, jnp.zeros(3))])).tree
+        [(Array([1., 1.], dtype=float32), None)]
+        """
+        return self._map_all(lambda a, b: a if b is None else None, part)
+
+    def _map_all(self, f: Callable[[Any, Any], Any], other: Params) -> Params:
+        """f applied to each array of this point, or None where one is missing, and to that of `other`."""
+        return Params(jax.tree.map(f, self.tree, other.tree, is_leaf=lambda leaf: leaf is None))
 
     def without(self, part: Params) -> Params:
         """This point without the layers of `part`, which is a part of such a point.

@@ -34,7 +34,11 @@ def about(groups: Sequence[Group], tables: Sequence[Columns | None]) -> list[str
         first = runs[0]
         kind = first.record["config"]["model"]["name"]
         linear = "Linear regression" if groups[own[0]].usual is R2 else "Softmax regression"
-        networks = {"dnn": "A neural network", "cnn": "A convolutional network"}
+        networks = {
+            "dnn": "A neural network",
+            "dnn-bn": "A neural network with batch normalisation",
+            "cnn": "A convolutional network",
+        }
         if not any(groups[k].entries for k in own) and first.deployed:
             linear = "A linear model"  # Only scores would show which of the two it is.
         model = {"mlr": linear, **networks}.get(kind, "A model")
