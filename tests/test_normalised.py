@@ -31,7 +31,7 @@ from pfedme.algorithms import ALGORITHMS, Algorithm, FedAvg
 from pfedme.algorithms.base import sgd
 from pfedme.cli import main
 from pfedme.core.models import DNN, MODELS, Network, NormalisedDNN, model_from_json, parse_model
-from pfedme.core.normalised import Moments, Normalisation, NormalisedNetwork
+from pfedme.core.normalised import Moments, Normalisation, NormalisedNetwork, normalisation
 from pfedme.core.problem import Loss
 from pfedme.core.prox import prox
 from pfedme.core.tree import Params
@@ -182,7 +182,7 @@ def test_it_starts_with_the_weights_of_a_network_and_statistics_that_change_noth
     plain = Network(features=FEATURES, classes=CLASSES, hidden=(4, 2)).init(key)
     assert_same_bits([*((W, b) for W, b, _ in hidden), last], plain.tree)
     for W, _, layer in hidden:
-        one, zero = np.ones(len(W), np.float32), np.zeros(len(W), np.float32)
+        one, zero = jnp.ones(len(W)), jnp.zeros(len(W))
         assert_same_bits(layer, Normalisation(one, zero, Moments(zero, one)))
 
 
@@ -264,7 +264,7 @@ def test_every_algorithm_learns(cls: type[Algorithm]):
 
 
 def split(w: Params) -> tuple[Params, Params]:
-    part = MODEL.normalisation(w)
+    part = normalisation(w)
     return part, w.without(part)
 
 
@@ -285,13 +285,13 @@ def test_a_layer_is_a_linear_layer_with_its_normalisation():
     body, head = w.layers[:-1], w.layers[-1:]
     assert_same_bits(body | head, w)
     assert [leaf.shape for leaf in jax.tree.leaves(head)] == [(3, 2), (3,)]
-    assert not jax.tree.leaves(MODEL.normalisation(w).layers[-1:])
+    assert not jax.tree.leaves(normalisation(w).layers[-1:])
     assert_same_bits(w.without(head), body)
 
 
 def test_other_models_have_no_normalisation():
     for model in (Network(features=3, classes=2, hidden=(4,)), parse_model("cnn").build(36, 2, (6, 6))):
-        assert model.normalisation(model.init(jax.random.key(0))) is None
+        assert not jax.tree.leaves(normalisation(model.init(jax.random.key(0))))
 
 
 # --- Descriptions ------------------------------------------------------------------------------------

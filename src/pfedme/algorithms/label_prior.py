@@ -20,7 +20,7 @@ from pfedme.core.tree import Params, record
 from pfedme.errors import InputError
 
 FLOOR = 1e-3
-"""Added to every label's frequency in π, so that a label that has not occurred yet has a finite logarithm."""
+"""Added to every frequency in π, so that a label that has not occurred has a finite logarithm."""
 
 
 @record
@@ -46,9 +46,7 @@ class LabelPrior(Algorithm):
         """Raises an error unless the model has a bias for each class."""
         last = jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0)).layers[-1:])
         if not model.classes or [leaf.shape for leaf in last if leaf.ndim == 1] != [(model.classes,)]:
-            raise InputError(
-                "label-prior needs labels that are classes, and a model such as mlr, dnn or cnn."
-            )
+            raise InputError("label-prior needs labels that are classes, and the model mlr, dnn or cnn.")
 
     def begin(self, key: jax.Array, first: Callable[[int], Params], total: int) -> Any:
         """w, equal frequencies π, and t = 0."""
@@ -89,5 +87,4 @@ class LabelPrior(Algorithm):
         count = problem.label_counts(len(pi)).astype(pi.dtype)
         own = (count + self.smoothing * known) / (jnp.sum(count) + self.smoothing)
         shift = jnp.log(own) - jnp.log(known)
-        last = w.layers[-1:]
-        return last.map(lambda a: a + shift if a.ndim == 1 else a) | w
+        return w.layers[-1:].map(lambda a: a + shift if a.ndim == 1 else a) | w

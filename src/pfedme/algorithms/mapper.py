@@ -14,14 +14,13 @@ import jax.numpy as jnp
 from jax import lax
 
 from pfedme.algorithms.base import Algorithm, Models, Update
+from pfedme.algorithms.stacked import repeated
 from pfedme.core.problem import ALL_ROWS, Problem
 from pfedme.core.spec import Bound
 from pfedme.core.tree import Params, record
 
-GRID = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
-"""The weights λ that a client tries."""
-HELD_OUT = 5
-"""One in this many training rows judges the weights, and the others train."""
+GRID, HELD_OUT = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0), 5
+"""The weights λ that a client tries, and one in how many training rows judges them; the others train."""
 
 
 @record
@@ -53,8 +52,7 @@ class Mapper(Algorithm):
 
     def init(self, w: Params, first: Callable[[int], Params]) -> Any:
         """θ for each weight, which start at w, and the number of the best."""
-        many = jax.tree.map(lambda a: jnp.broadcast_to(a, (len(self.grid), *a.shape)), w)
-        return many, jnp.int32(0)
+        return repeated(w, len(self.grid)), jnp.int32(0)
 
     def client_update(self, key: jax.Array, problem: Problem, w: Params, state: Any) -> Update:
         """R steps for each weight; the best one's w_i − w is sent."""
@@ -70,12 +68,10 @@ class Mapper(Algorithm):
 
             return lax.scan(step, (theta, w), rows)[0]
 
-        lams = self.grid.astype(w.dtype)
-        thetas, ws = jax.vmap(trained)(lams, state[0])
-        judges = dataclasses.replace(
-            fit, start=problem.start + fit.count * (held > 0), count=jnp.maximum(held, 1)
-        )
-        losses = jax.vmap(judges.loss(ALL_ROWS))(jax.vmap(_mixed)(lams, thetas, ws))
+        thetas, ws = jax.vmap(trained)(lams := self.grid.astype(w.dtype), state[0])
+        last = jnp.where(held > 0, held, problem.count)
+        judge = dataclasses.replace(problem, start=problem.start + problem.count - last, count=last)
+        losses = jax.vmap(judge.loss(ALL_ROWS))(jax.vmap(_mixed)(lams, thetas, ws))
         best = jnp.argmin(losses).astype(jnp.int32)
         models, info = self.answer(key, problem, w, (thetas, best))
         return Update(ws[best] - w, (thetas, best), models._replace(local=ws[best]), info)

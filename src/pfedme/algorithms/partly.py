@@ -19,33 +19,17 @@ from pfedme.errors import InputError
 
 
 @record
-class FedPer(Algorithm):
-    """R steps of SGD on all layers; the last ones are private, and the server averages the rest."""
+class PartlyShared(Algorithm):
+    """R steps of SGD on all parameters; some of them are private, and the server averages the rest."""
 
-    name: ClassVar[str] = "fedper"
     idea: ClassVar = "partly shared"
-    reference: ClassVar[str] = "Arivazhagan et al., 2019"
     personal: ClassVar[str] = "the shared layers with the client's own"
     newcomer: ClassVar[str] = "the shared layers with untrained private ones"
     has_global: ClassVar[bool] = False
 
-    private: Count = 1
-    """How many layers are private: the last ones, or, with lg-fedavg, the first ones."""
-
     def kept(self, w: Params) -> Params:
         """The private part of a model."""
-        return w.layers[-self.private :]
-
-    def check_fit(self, model: Model, clients: int) -> None:
-        """Raises an error unless some layers are private and some are shared."""
-        layers = len(jax.eval_shape(model.init, jax.random.key(0)).layers)
-        if self.private >= layers:
-            some = f"{layers} layer{'s' if layers > 1 else ''}"
-            raise InputError(
-                f"{self.name} keeps {self.private} of a model's layers private and shares the rest, but this "
-                f"model has {some}; use a deeper one, such as --model dnn:hidden=100"
-                + (f", or at most --private {layers - 1}." if layers > 1 else ".")
-            )
+        raise NotImplementedError
 
     def begin(self, key: jax.Array, first: Callable[[int], Params], total: int) -> Params:
         """The shared layers of the initial model."""
@@ -65,6 +49,32 @@ class FedPer(Algorithm):
     def answer(self, key: jax.Array, problem: Problem, body: Params, state: Any, /) -> tuple[Models, dict]:
         """The shared layers received with the client's own."""
         return Models(personal=body | state), {}
+
+
+@record
+class FedPer(PartlyShared):
+    """R steps of SGD on all layers; the last ones are private, and the server averages the rest."""
+
+    name: ClassVar[str] = "fedper"
+    reference: ClassVar[str] = "Arivazhagan et al., 2019"
+
+    private: Count = 1
+    """How many layers are private: the last ones, or, with lg-fedavg, the first ones."""
+
+    def kept(self, w: Params) -> Params:
+        """The last layers."""
+        return w.layers[-self.private :]
+
+    def check_fit(self, model: Model, clients: int) -> None:
+        """Raises an error unless some layers are private and some are shared."""
+        layers = len(jax.eval_shape(model.init, jax.random.key(0)).layers)
+        if self.private >= layers:
+            some = f"{layers} layer{'s' if layers > 1 else ''}"
+            raise InputError(
+                f"{self.name} keeps {self.private} of a model's layers private and shares the rest, but this "
+                f"model has {some}; use a deeper one, such as --model dnn:hidden=100"
+                + (f", or at most --private {layers - 1}." if layers > 1 else ".")
+            )
 
 
 @record

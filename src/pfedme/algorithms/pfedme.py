@@ -46,7 +46,6 @@ class PFedMe(Algorithm):
     """Inner solver: gradient descent, or Nesterov's accelerated form."""
     theta_start: Literal["carry", "w"] = "carry"
     """Where θ starts in a local round: at the θ of the previous one (w in the first), or at w_i."""
-
     rechoose: Index = 0
     """Every this many rounds, each client chooses its own λ for θ again, at most lam, on a fifth of its
     training rows; 0 keeps lam for all clients."""
@@ -57,10 +56,8 @@ class PFedMe(Algorithm):
 
     def advice(self, L: float) -> str:
         """Which step size to lower: of the inner or of the outer problem."""
-        limit = 2 / (L + self.lam)
-        stable = (
-            f"Inner steps are stable for alpha below 2/(L + λ) = {limit:.2g} (λ = {self.lam:g}, L ≈ {L:.3g})"
-        )
+        limit, known = 2 / (L + self.lam), f"λ = {self.lam:g}, L ≈ {L:.3g}"
+        stable = f"Inner steps are stable for alpha below 2/(L + λ) = {limit:.2g} ({known})"
         if self.alpha >= limit:
             return f"{stable}, but alpha is {self.alpha:g}: lower --alpha or --lam."
         return f"{stable} and alpha is {self.alpha:g}, so the outer step is too large: lower --eta or --beta."
@@ -78,16 +75,12 @@ class PFedMe(Algorithm):
         """Lines 5 to 9 of Algorithm 1. The personal model is θ̃_i of the last local round."""
         lam = state if self.rechoose else self.lam
 
-        def solve(rows: jax.Array, w: Params, theta: Params) -> tuple[Params, jax.Array]:
-            start = theta if self.theta_start == "carry" else w
-            return prox(
-                problem.loss(rows), w, start,
-                lam=lam, alpha=self.alpha, K=self.K, nu=self.nu, solver=self.solver,
-            )  # fmt: skip
+        inner = {"lam": lam, "alpha": self.alpha, "K": self.K, "nu": self.nu, "solver": self.solver}
 
         def local_round(carry: tuple[Params, Params, Params], rows: jax.Array) -> tuple[Any, jax.Array]:
             _, w, theta = carry
-            theta, steps = solve(rows, w, theta)
+            start = theta if self.theta_start == "carry" else w
+            theta, steps = prox(problem.loss(rows), w, start, **inner)
             return (w, w - self.eta * self.lam * (w - theta), theta), steps
 
         batches = problem.draw(key, self.R, self.B)

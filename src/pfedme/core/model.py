@@ -78,10 +78,6 @@ class Model:
         """
         return self.scores(theta, x), self.regulariser(theta)
 
-    def normalisation(self, theta: Params) -> Params | None:
-        """θ with only its normalisation layers, which `|` joins to the rest; None if the model has none."""
-        return None
-
     def to_json(self) -> dict[str, Any]:
         """What is needed to use this model's parameters, as JSON values; `model_from_json` is its inverse.
 

@@ -109,15 +109,24 @@ class NormalisedNetwork(Model):
         *hidden, last = theta.tree
         return super().regulariser(Params([*((W, b, n.scale, n.shift) for W, b, n in hidden), last]))
 
-    def normalisation(self, theta: Params) -> Params:
-        """θ with only its normalisation: scale, shift, m and v of every hidden layer."""
-        *hidden, _ = theta.tree
-        return Params([*((None, None, layer) for _, _, layer in hidden), (None, None)])
-
     def to_json(self) -> dict[str, Any]:
         """Its sizes."""
         sizes = {"features": self.features, "classes": self.classes, "hidden": list(self.hidden)}
         return {"kind": "dnn-bn", **sizes}
+
+
+def normalisation(theta: Params) -> Params:
+    """θ with only its normalisation: scale, shift, m and v of every layer that has them.
+
+    >>> w = Params([(jnp.ones(2), Normalisation.first(2))])
+    >>> [len(jax.tree.leaves(part)) for part in (normalisation(w), w.without(normalisation(w)))]
+    [4, 1]
+    """
+
+    def is_one(node: Any) -> bool:
+        return isinstance(node, Normalisation)
+
+    return Params(jax.tree.map(lambda node: node if is_one(node) else None, theta.tree, is_leaf=is_one))
 
 
 def _forward(

@@ -127,15 +127,6 @@ class Params:
         """f applied to each array of this point, or None where one is missing, and to that of `other`."""
         return Params(jax.tree.map(f, self.tree, other.tree, is_leaf=lambda leaf: leaf is None))
 
-    def without(self, part: Params) -> Params:
-        """This point without the layers of `part`, which is a part of such a point.
-
-        >>> w = Params([jnp.ones(2), jnp.zeros(3)])
-        >>> w.without(w.layers[:1]).tree
-        [None, Array([0., 0., 0.], dtype=float32)]
-        """
-        return Params(jax.tree.map(lambda a, b: a if b is None else None, self.tree, part.tree))
-
     @property
     def dtype(self) -> Any:
         """The type of the coordinates."""
