@@ -13,8 +13,9 @@ import numpy as np
 from jax._src import compiler  # no public setting gives an option of XLA to every program
 from oracles import Rows
 
-from pfedme.algorithms import Algorithm
+from pfedme.algorithms import Algorithm, FedBN, Mocha
 from pfedme.core.models import Model, Network
+from pfedme.core.normalised import NormalisedNetwork
 from pfedme.core.problem import Problem
 from pfedme.core.tree import Params
 from pfedme.data.federation import Federation
@@ -99,6 +100,13 @@ def network(l2: float = 0.01) -> Network:
     return Network(features=FEATURES, classes=CLASSES, hidden=(4,), l2=l2)
 
 
+def fitting(cls: type[Algorithm], l2: float = 0.01) -> Model:
+    """A small model that the algorithm can train."""
+    if cls is FedBN:
+        return NormalisedNetwork(features=FEATURES, classes=CLASSES, hidden=(4,), l2=l2)
+    return softmax_regression(l2) if cls is Mocha else network(l2)
+
+
 def train_rows(fed: Federation) -> list[Rows]:
     """Each client's training rows."""
     return [Rows(fed.x[s : s + n], fed.y[s : s + n]) for s, n in zip(fed.start, fed.n_train, strict=True)]
@@ -133,7 +141,8 @@ def point(model: Model, vector: np.ndarray) -> Params:
 
 def tiny(cls: type[A], **given: Any) -> A:
     """An algorithm with few steps of each kind that it has."""
-    few = {"R": 3, "K": 2, "F": 4, "B": 5, "eta": 0.05, "alpha": 0.01}
+    few = {"R": 3, "K": 2, "F": 4, "H": 2, "B": 5, "eta": 0.05, "alpha": 0.01, "p": 0.5}
+    few |= {"clusters": 2, "warmup": 1, "graph": "full"}
     known = {f.name for f in dataclasses.fields(cls)}
     return cls(**{k: v for k, v in (few | given).items() if k in known})
 

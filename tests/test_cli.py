@@ -76,7 +76,7 @@ def test_help_names_every_command_algorithm_data_and_model(capsys: pytest.Captur
     text = helped(capsys, "--help")
     for name in (*COMMANDS, *ALGORITHMS, *BUILT_IN, *MODELS):
         assert re.search(rf"\b{re.escape(name)}\b", text), name
-    assert ALGORITHM_NAMES.split(", ") == list(ALGORITHMS)
+    assert re.split(r",\s+", ALGORITHM_NAMES.partition(";")[0]) == list(ALGORITHMS)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -115,7 +115,8 @@ def test_help_explains_every_hyperparameter(capsys: pytest.CaptureFixture[str], 
 def test_help_tells_defaults(capsys: pytest.CaptureFixture[str]):
     text = " ".join(helped(capsys, "run", "--help").split())
     assert "(15.0)" in text
-    assert "fedavg samples, per-fedavg uniform" in text
+    assert "(1.0; fedadam, fedyogi, fedadagrad: 0.01; reptile: 0.5)" in text
+    assert "[mocha] λ: how strongly the relations between clients count. (0.1)" in text
     assert "--rounds N T: communication rounds; auto trains until" in text
 
 
@@ -250,3 +251,46 @@ def test_elsewhere_lines_tell_the_first_and_the_last_round(capsys: pytest.Captur
     assert out == ""
     assert err.splitlines()[0] == "pfedme round 0/3: global 50.00 %"
     assert err.splitlines()[-1] == "pfedme round 3/3: global 50.00 %"
+
+
+CONTRACT_NAMES = {
+    "pfedme", "fedavg", "per-fedavg", "alone", "fedavg-ft", "pooled",
+    "fedprox", "scaffold", "fedavgm", "fedadam", "fedyogi", "fedadagrad", "feddyn", "apfl", "ditto", "l2gd",
+    "mr-mtl", "fedper", "fedrep", "fedbabu", "lg-fedavg", "fedbn", "ifca", "hypcluster", "mapper", "reptile",
+    "aruba", "fedmeta", "mocha", "afl", "q-ffl", "one-shot", "gossip", "cooperative-sgd", "fedamp",
+    "label-prior",
+}  # fmt: skip
+"""The names that others rely on."""
+
+
+def test_algorithms_lists_every_algorithm_with_what_others_rely_on(capsys: pytest.CaptureFixture[str]):
+    assert main(["algorithms", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert {fact["name"] for fact in listed} == CONTRACT_NAMES
+    for fact in listed:
+        cls = ALGORITHMS[fact["name"]]
+        assert {"idea", "reference", "personal", "deployable"} <= fact.keys()
+        assert (fact["why_not"] is None) == fact["deployable"]
+        assert bool(cls.personal) == (fact["personal"] is not None)
+        assert fact["reference"] or fact["name"] in ("alone", "pooled", "fedavg-ft"), fact["name"]
+
+
+def test_algorithms_describes_one_with_its_options(capsys: pytest.CaptureFixture[str]):
+    assert main(["algorithms", "ditto"]) == 0
+    text = capsys.readouterr().out
+    for word in ("Li et al., 2021", "--lam", "personal model", "can be deployed"):
+        assert word in text
+    assert main(["algorithms"]) == 0
+    text = capsys.readouterr().out
+    assert all(name in text for name in CONTRACT_NAMES)
+
+
+def test_an_unknown_algorithm_has_no_description(capsys: pytest.CaptureFixture[str]):
+    assert main(["algorithms", "dito"]) == 2
+    assert "ditto" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["alone", "pooled", "one-shot", "l2gd", "gossip", "cooperative-sgd"])
+def test_a_server_refuses_what_is_for_simulations(capsys: pytest.CaptureFixture[str], name: str):
+    assert main(["server", "--algorithm", name, "--rounds", "1"]) == 2
+    assert "cannot be deployed" in capsys.readouterr().err

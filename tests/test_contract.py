@@ -19,8 +19,8 @@ from laws import (
     assert_same_bits,
     differs,
     federation,
+    fitting,
     flat,
-    network,
     problem,
     tiny,
     trajectory,
@@ -28,7 +28,7 @@ from laws import (
 )
 from outside import OUTSIDE
 
-from pfedme.algorithms import ALGORITHMS, Algorithm, Alone, FedAvg, Models, Pooled
+from pfedme.algorithms import AFL, ALGORITHMS, Algorithm, Alone, FedAdam, FedAvg, Mapper, Models, Pooled
 from pfedme.algorithms.base import Cohort
 from pfedme.core.spec import check, field_docs, field_types
 from pfedme.core.tree import Params
@@ -39,25 +39,35 @@ from pfedme.training.timing import compilation
 
 N = len(RAGGED)
 EVERY = {**ALGORITHMS, **OUTSIDE}
-SLOW = ("momentum", "control", "clusters")
+QUICK = (
+    "pfedme", "fedavg", "per-fedavg", "alone", "fedavg-ft", "pooled", "head",
+    "scaffold", "fedadam", "feddyn", "ditto", "l2gd", "apfl", "label-prior", "fedbn", "ifca", "mocha", "afl",
+)  # fmt: skip
+"""The algorithms whose laws the default tests check: one for each way to use the contract."""
 
 
 def over(classes: dict[str, type[Algorithm]]) -> pytest.MarkDecorator:
     """A test of each of these."""
-    marked = [pytest.param(cls, marks=[pytest.mark.slow] * (name in SLOW)) for name, cls in classes.items()]
+    marked = [
+        pytest.param(cls, marks=[pytest.mark.slow] * (name not in QUICK)) for name, cls in classes.items()
+    ]
     return pytest.mark.parametrize("cls", marked, ids=classes)
 
 
 every_algorithm = over(EVERY)
 with_clients = over({name: cls for name, cls in EVERY.items() if not cls.pools})
 """Those whose clients train apart."""
+with_newcomers = over({name: cls for name, cls in EVERY.items() if cls.idea != "between clients"})
+"""Those whose server does not keep something for each client that the client then needs."""
+BY_CLIENT = {AFL, *(cls for cls in EVERY.values() if cls.idea == "between clients")}
+"""Those whose server keeps something for each client."""
 every_cohort = pytest.mark.parametrize("cohort", [pytest.param(N, marks=pytest.mark.slow), 3])
 
 
 def simulation(
     cls: type[Algorithm], fed: Federation, cohort: int = 3, seed: int = 0, **given: Any
 ) -> Simulation:
-    return Simulation(tiny(cls, **given), network(), fed, cohort=cohort, seed=seed)
+    return Simulation(tiny(cls, **given), fitting(cls), fed, cohort=cohort, seed=seed)
 
 
 @cache
@@ -89,12 +99,12 @@ def test_an_algorithm_is_frozen_listed_by_name_and_documented_field_by_field(cls
 
 @every_algorithm
 def test_a_clients_part_of_a_round_has_the_promised_form(cls):
-    algorithm, own_problem = tiny(cls), problem(federation(), network(), 0)
-    w = jax.eval_shape(network().init, jax.random.key(0))
-    key = jax.random.key(0)
-    server = jax.eval_shape(lambda: algorithm.begin(key, lambda _: network().init(key), N))
+    algorithm, model, key = tiny(cls), fitting(cls), jax.random.key(0)
+    own_problem = problem(federation(), model, 0)
+    w = jax.eval_shape(model.init, key)
+    server = jax.eval_shape(lambda: algorithm.begin(key, lambda _: model.init(key), N))
     sent = jax.eval_shape(algorithm.send, server, jnp.int32(0))
-    state = jax.eval_shape(lambda sent: algorithm.init(sent, lambda _: network().init(key)), sent)
+    state = jax.eval_shape(lambda sent: algorithm.init(sent, lambda _: model.init(key)), sent)
     update = jax.eval_shape(algorithm.client_update, key, own_problem, sent, state)
     models, info = jax.eval_shape(algorithm.answer, key, own_problem, sent, state)
 
@@ -104,7 +114,8 @@ def test_a_clients_part_of_a_round_has_the_promised_form(cls):
     if algorithm.federated:
         uploads = jax.tree.map(lambda a: jax.ShapeDtypeStruct((3, *a.shape), a.dtype), update.upload)
         cohort = Cohort(key, jnp.arange(3), jnp.array([1, 7, 2]), N)
-        assert form(jax.eval_shape(algorithm.server_update, server, uploads, cohort)) == form(server)
+        after = jax.eval_shape(lambda *got: algorithm.server_update(*got, cohort), server, uploads)
+        assert form(after) == form(server)
     assert form(update.state) == form(state)
     for given_models in (update.models, models):
         held = [m for m in given_models if m is not None]
@@ -198,8 +209,12 @@ def test_permuting_the_clients_permutes_the_results(cls, cohort):
         np.testing.assert_array_equal(
             sim.federation.ids[sim.cohort_of(t)], other.federation.ids[other.cohort_of(t)]
         )
-        assert_same_bits(state.server, twin.server)
-        assert_same_bits(own(state.clients, order), twin.clients)
+        if cls in BY_CLIENT:  # the server's sums have another order
+            assert_close(sim.shared(state), other.shared(twin))
+            assert_close(own(state.clients, order), twin.clients)
+        else:
+            assert_same_bits(state.server, twin.server)
+            assert_same_bits(own(state.clients, order), twin.clients)
     assert_close(own((models, info), order), other.answer(again[-1]), rtol=1e-6, atol=1e-7)
 
 
@@ -212,7 +227,7 @@ def test_pooled_is_alone_with_the_rows_of_all_clients_in_whatever_order_they_com
     assert_same_bits(states[-1].clients, trajectory(other, other.start(), 3)[-1].clients)
 
 
-@every_algorithm
+@with_newcomers
 @pytest.mark.parametrize("newcomer", [[0, 1, 2, 3, 4], [4, 0, 1, 2, 3]], ids=["last", "first"])
 def test_a_newcomer_disturbs_nobody(cls, newcomer):
     """Who was there before answers the same w with the same models."""
@@ -224,7 +239,7 @@ def test_a_newcomer_disturbs_nobody(cls, newcomer):
     where = np.array([newcomer.index(i) for i in old])
     with_newcomer = after.answer(state._replace(clients=own(state.clients, newcomer)))
     assert_close(answers, own(with_newcomer, where), rtol=1e-6, atol=1e-7)
-    assert_same_bits(before.start().server, after.start().server)
+    assert_close(before.shared(before.start()), after.shared(after.start()))
 
 
 @with_clients
@@ -309,21 +324,23 @@ def test_changing_a_float_does_not_compile_again(cls):
     floats = [name for name, value in vars(sim.algorithm).items() if isinstance(value, float)]
     assert "eta" in floats
     changed = tiny(cls, **{name: 0.5 * getattr(sim.algorithm, name) for name in floats})
+    other, unchanged = (
+        Simulation(algorithm, fitting(cls, l2=0.3), federation(), cohort=3, seed=9)
+        for algorithm in (changed, sim.algorithm)
+    )
     with compilation() as seconds:
-        other = Simulation(changed, network(l2=0.3), federation(), cohort=3, seed=9)
         after, _ = other.advance(states[-1], 1)
         other.answer(after)
     assert not seconds
-    unchanged, _ = Simulation(sim.algorithm, network(l2=0.3), federation(), cohort=3, seed=9).advance(
-        states[-1], 1
-    )
-    assert differs((after.server, after.clients), (unchanged.server, unchanged.clients)), "and yet it matters"
+    before, _ = unchanged.advance(states[-1], 1)
+    assert differs((after.server, after.clients), (before.server, before.clients)), "and yet it matters"
 
 
 @every_algorithm
 def test_a_run_that_diverges_stops_at_its_last_finite_state(cls):
     """η l2 is far above 2, so every step multiplies the model's size until it overflows."""
-    sim = Simulation(tiny(cls, eta=40.0), network(l2=1.0), federation(), cohort=3)
+    unlimited = {"beta": 1e30} if issubclass(cls, FedAdam) else {"q": 0.0}  # whose steps are bounded
+    sim = Simulation(tiny(cls, eta=40.0, **unlimited), fitting(cls, l2=1.0), federation(), cohort=3)
     state, finite = sim.advance(sim.start(), 60)
     assert not finite
     assert 0 < state.t < 60
@@ -339,7 +356,7 @@ def test_a_run_that_diverges_stops_at_its_last_finite_state(cls):
 @every_algorithm
 def test_an_absurd_step_diverges_in_the_first_round_and_returns_the_beginning(cls):
     absurd = {"eta": 1e38, "alpha": 1e38}
-    sim = Simulation(tiny(cls, **absurd), network(l2=1.0), federation(), cohort=3)
+    sim = Simulation(tiny(cls, **absurd), fitting(cls, l2=1.0), federation(), cohort=3)
     state, finite = sim.advance(sim.start(), 4)
     assert not finite
     assert_same_bits(state, sim.start())
@@ -364,4 +381,5 @@ def test_sixty_rounds_lower_the_training_loss_of_every_model(cls):
     assert finite
     start, end = (sim.evaluate(state)[0].train for state in (states[0], later))
     for kind in start:
-        assert end[kind].mean_loss < start[kind].mean_loss
+        if (cls, kind) != (Mapper, "global"):  # w hardly moves where clients choose their own model
+            assert end[kind].mean_loss < start[kind].mean_loss

@@ -42,7 +42,7 @@ class Aruba(Algorithm):
     def begin(self, key: jax.Array, first: Callable[[int], Params], total: int) -> Any:
         """t = 1, w, b = ε² and g = ζ²."""
         w = first(0)
-        b, g = (w.map(lambda a, c=c: jnp.full_like(a, c**2)) for c in (self.eta * self.zeta, self.zeta))
+        b, g = (w.map(lambda a, c=c: jnp.full_like(a, c) ** 2) for c in (self.eta * self.zeta, self.zeta))
         return jnp.int32(1), w, b, g
 
     def send(self, server: Any, i: jax.Array) -> tuple[Params, Params]:

@@ -34,7 +34,7 @@ class Gossip(Algorithm):
     idea: ClassVar = "between clients"
     reference: ClassVar[str] = "Vanhaesebrouck et al., 2017"
     personal: ClassVar[str] = "θ_i, the client's own solution smoothed over the graph"
-    newcomer: ClassVar[str] = "its own solution, smoothed over its neighbours"
+    newcomer: ClassVar[str] = "nothing: it has no place in the graph yet"
     simulated: ClassVar[str] = "clients talk to each other, without a server"
     has_global: ClassVar[bool] = False
     tuned: ClassVar = {"alpha": (0.1, 0.5, 0.9)}

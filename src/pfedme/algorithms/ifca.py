@@ -58,7 +58,7 @@ class IFCA(Algorithm):
         """R steps from the best model; their sum, and which model it was, are sent."""
         (_, w), info = self.answer(key, problem, sent, state)
         w_i = sgd(key, problem, w, eta=self.eta, steps=self.R, B=self.B)
-        chosen = jax.nn.one_hot(info["cluster"], self.clusters, dtype=w.dtype)
+        chosen = (jnp.arange(self.clusters) == info["cluster"]).astype(w.dtype)
         return Update((chosen, w_i - w), state, Models(local=w_i, personal=w), info)
 
     def server_update(self, server: Any, uploads: Any, cohort: Cohort) -> Any:
@@ -80,7 +80,7 @@ class IFCA(Algorithm):
         """The best model as it was received."""
         _, models = sent
         best = jnp.argmin(jax.vmap(problem.loss(ALL_ROWS))(models))
-        return Models(personal=models[best]), {"cluster": best.astype(models.dtype)}
+        return Models(personal=models[best]), {"cluster": best}
 
 
 @record

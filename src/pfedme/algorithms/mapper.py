@@ -72,7 +72,7 @@ class Mapper(Algorithm):
         last = jnp.where(held > 0, held, problem.count)
         judge = dataclasses.replace(problem, start=problem.start + problem.count - last, count=last)
         losses = jax.vmap(judge.loss(ALL_ROWS))(jax.vmap(_mixed)(lams, thetas, ws))
-        best = jnp.argmin(losses).astype(jnp.int32)
+        best = jnp.argmax(losses <= 1.0001 * jnp.min(losses)).astype(jnp.int32)  # if tied, the most shared
         models, info = self.answer(key, problem, w, (thetas, best))
         return Update(ws[best] - w, (thetas, best), models._replace(local=ws[best]), info)
 

@@ -14,7 +14,12 @@ from pfedme.cli.registry import COMMANDS
 from pfedme.core.plugins import registered
 from pfedme.errors import InputError, Interrupted, RunError, unknown
 
-ALGORITHM_NAMES = "pfedme, fedavg, per-fedavg, alone, fedavg-ft, pooled"
+ALGORITHM_NAMES = """\
+pfedme, fedavg, per-fedavg, alone, fedavg-ft, pooled,
+            fedprox, scaffold, feddyn, fedavgm, fedadam, fedyogi, fedadagrad, one-shot,
+            reptile, aruba, fedmeta, ditto, mr-mtl, l2gd, apfl, mapper, label-prior,
+            fedper, fedrep, fedbabu, lg-fedavg, fedbn, ifca, hypcluster, mocha, fedamp,
+            gossip, cooperative-sgd, afl, q-ffl; 'pfedme algorithms' describes them"""
 EXAMPLES = """\
 examples:
   pfedme run pfedme --data synthetic --rounds 100

@@ -65,16 +65,17 @@ def add_field(
     field: str,
     option: str | None = None,
     *,
-    before: str = "",
+    text: str | None = None,
     after: str = "",
     dest: str | None = None,
 ) -> None:
-    """Adds the option that sets a field of a specification; its help lists the values of a choice."""
+    """Adds the option that sets a field of a specification; its help is the field's documentation, unless
+    another `text` is given, and lists the values of a choice."""
     kind = field_types(owner)[field]
     shown, names = metavar(kind), choices(kind)
     listed = f" One of {', '.join(names)}." if names and "{" not in shown else ""
-    text = before + help_of(owner).get(field, "") + listed + after
-    options.add_argument(option or flag(field), dest=dest or field, metavar=shown, help=text)
+    about = (help_of(owner).get(field, "") if text is None else text) + listed + after
+    options.add_argument(option or flag(field), dest=dest or field, metavar=shown, help=about)
 
 
 def add_data(options: Parser, default: str | None = "synthetic", what: str = "the federation") -> None:

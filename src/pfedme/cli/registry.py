@@ -31,6 +31,7 @@ COMMANDS = {
             "pfedme.cli.personalize",
         ),
         Command("tune", "search for hyperparameters on validation rows", "pfedme.cli.tune"),
+        Command("algorithms", "list the algorithms, or describe one", "pfedme.cli.algorithms"),
         Command("data", "describe a federation", "pfedme.cli.data"),
         Command("reproduce", "run the paper's experiments and judge its claims", "pfedme.cli.reproduce"),
         Command(

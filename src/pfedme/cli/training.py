@@ -96,16 +96,26 @@ def add_hyperparameters(parser: Parser) -> None:
     parser.set_defaults(hyperparameters=own)
     for name in own:
         owners = [cls for cls in ALGORITHMS.values() if name in field_types(cls)]
-        whose = "" if len(owners) == len(ALGORITHMS) else f"[{', '.join(cls.name for cls in owners)}] "
-        add_field(group, owners[0], name, before=whose, after=f" ({_defaults(owners, name)})")
+        if len(owners) == len(ALGORITHMS):
+            add_field(group, Algorithm, name, after=f" ({_defaults(owners, name)})")
+            continue
+        meanings: dict[str, list[type[Algorithm]]] = {}
+        for cls in owners:
+            meanings.setdefault(help_of(cls)[name], []).append(cls)
+        first, *others = (
+            f"[{', '.join(cls.name for cls in some)}] {text} ({_defaults(some, name)})"
+            for text, some in meanings.items()
+        )
+        add_field(group, owners[0], name, text=" ".join([first, *others]))
 
 
 def _defaults(owners: Sequence[type[Algorithm]], name: str) -> str:
-    """The default of a hyperparameter, or the default of each algorithm if they differ."""
-    defaults = {cls.name: str(getattr(cls, name)) for cls in owners}
-    if len(set(defaults.values())) == 1:
-        return next(iter(defaults.values()))
-    return ", ".join(f"{owner} {value}" for owner, value in defaults.items())
+    """The most common default of a hyperparameter, and the algorithms that have another."""
+    having: dict[str, list[str]] = {}
+    for cls in owners:
+        having.setdefault(str(getattr(cls, name)), []).append(cls.name)
+    (usual, _), *others = sorted(having.items(), key=lambda item: -len(item[1]))
+    return "; ".join([usual, *(f"{', '.join(names)}: {value}" for value, names in others)])
 
 
 def _rounds(text: str) -> int:

@@ -61,10 +61,8 @@ class Plan:
     def checked(self) -> Plan:
         """This plan, after a check that it can be carried out."""
         check(self, "the run")
-        if not self.algorithm.federated:
-            raise InputError(
-                f"{self.algorithm.name} trains no shared model, so there is nothing for a server to do."
-            )
+        if why := self.algorithm.simulated or (not self.algorithm.federated and "nothing is shared"):
+            raise InputError(f"{self.algorithm.name} is for simulations and cannot be deployed: {why}.")
         model_words(self.model)
         if getattr(self.algorithm, "rechoose", 0):
             raise InputError("--rechoose is for simulations; leave it out.")
