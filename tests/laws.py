@@ -13,7 +13,7 @@ import numpy as np
 from jax._src import compiler  # no public setting gives an option of XLA to every program
 from oracles import Rows
 
-from pfedme.algorithms import Algorithm, FedBN, Mocha
+from pfedme.algorithms import ALGORITHMS, Algorithm, FedBN, Mocha
 from pfedme.core.models import Model, Network
 from pfedme.core.normalised import NormalisedNetwork
 from pfedme.core.problem import Problem
@@ -24,6 +24,10 @@ from pfedme.engine.simulate import Simulation, State, Store
 A = TypeVar("A", bound=Algorithm)
 T = TypeVar("T")
 
+PAPERS = {
+    name: ALGORITHMS[name] for name in ("pfedme", "fedavg", "per-fedavg", "alone", "fedavg-ft", "pooled")
+}
+"""The algorithms that the paper compares, and the baselines: tests of what is around algorithms use these."""
 FEATURES, CLASSES = 3, 3
 SIZE = (FEATURES + 1) * CLASSES
 """d of softmax regression."""

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from jax import lax
 from laws import (
+    PAPERS,
     assert_close,
     assert_same_bits,
     differs,
@@ -28,7 +29,7 @@ from oracles import network_logits
 from stops import stop_at
 from test_mnist import write_digits
 
-from pfedme.algorithms import ALGORITHMS, Algorithm, PerFedAvg, PFedMe
+from pfedme.algorithms import Algorithm, PerFedAvg, PFedMe
 from pfedme.cli import main
 from pfedme.core.convolution import stage
 from pfedme.core.models import CNN, Convolutional, Model, Network, model_from_json, parse_model
@@ -46,9 +47,9 @@ every_algorithm = pytest.mark.parametrize(
     "cls",
     [
         pytest.param(cls, marks=pytest.mark.slow if name not in ("pfedme", "per-fedavg") else ())
-        for name, cls in ALGORITHMS.items()
+        for name, cls in PAPERS.items()
     ],
-    ids=ALGORITHMS,
+    ids=PAPERS,
 )
 every_size = pytest.mark.parametrize(
     ("height", "width", "channels", "kernel"),

@@ -18,7 +18,7 @@ from pfedme.deploy.messages import Words
 from pfedme.deploy.plan import Plan
 from pfedme.errors import InputError
 
-DEPLOYED = {name: cls for name, cls in ALGORITHMS.items() if cls.federated}
+DEPLOYED = {name: cls for name, cls in ALGORITHMS.items() if cls.federated and not cls.simulated}
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from laws import (
     with_test_rows,
 )
 
-from pfedme.algorithms import ALGORITHMS, PFedMe
+from pfedme.algorithms import Alone, FedAvg, FedAvgFT, PerFedAvg, PFedMe, Pooled
 from pfedme.engine.simulate import Simulation
 
 pytestmark = pytest.mark.usefixtures("double_precision_throughout")
@@ -135,7 +135,7 @@ def test_gradients_do_not_pile_up_between_steps():
 
 def test_nobody_adapts_on_test_rows():
     """Bug: the personal model takes its steps on the batches that it is then tested on."""
-    for cls in ALGORITHMS.values():
+    for cls in (PFedMe, FedAvg, PerFedAvg, Alone, FedAvgFT, Pooled):  # the others: see test_contract.py
         answers = []
         for value, label in ((0.0, 0), (7.0, 1), (np.nan, 2)):
             fed = with_test_rows(federation(EXACT, dtype=np.float64), value, label)

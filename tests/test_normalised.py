@@ -14,6 +14,7 @@ import numpy as np
 import oracles
 import pytest
 from laws import (
+    PAPERS,
     assert_close,
     assert_same_bits,
     double_precision,
@@ -27,7 +28,7 @@ from laws import (
 from test_deploy import QUICK, Room, deployed, owners, w_of
 
 import pfedme
-from pfedme.algorithms import ALGORITHMS, Algorithm, FedAvg
+from pfedme.algorithms import Algorithm, FedAvg
 from pfedme.algorithms.base import sgd
 from pfedme.cli import main
 from pfedme.core.models import DNN, MODELS, Network, NormalisedDNN, model_from_json, parse_model
@@ -244,11 +245,8 @@ def alike() -> Federation:
 
 @pytest.mark.parametrize(
     "cls",
-    [
-        pytest.param(cls, marks=pytest.mark.slow if name != "pfedme" else ())
-        for name, cls in ALGORITHMS.items()
-    ],
-    ids=ALGORITHMS,
+    [pytest.param(cls, marks=pytest.mark.slow if name != "pfedme" else ()) for name, cls in PAPERS.items()],
+    ids=PAPERS,
 )
 def test_every_algorithm_learns(cls: type[Algorithm]):
     sim = Simulation(tiny(cls, alpha=0.05, eta=0.1), MODEL, alike(), cohort=3)

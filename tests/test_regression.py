@@ -18,6 +18,7 @@ import pytest
 import safetensors.numpy
 from laws import (
     FEATURES,
+    PAPERS,
     RAGGED,
     assert_close,
     double_precision,
@@ -32,7 +33,7 @@ from laws import (
 from oracles import Rows, network_logits, with_one
 from stops import stop_at
 
-from pfedme.algorithms import ALGORITHMS, Algorithm, Alone, FedAvg, PerFedAvg, PFedMe
+from pfedme.algorithms import Algorithm, Alone, FedAvg, PerFedAvg, PFedMe
 from pfedme.cli import main
 from pfedme.core.models import MODELS, Model, Network
 from pfedme.core.problem import Loss
@@ -58,9 +59,9 @@ every_algorithm = pytest.mark.parametrize(
     "cls",
     [
         pytest.param(cls, marks=[pytest.mark.slow] * (name not in ("pfedme", "alone")))
-        for name, cls in ALGORITHMS.items()
+        for name, cls in PAPERS.items()
     ],
-    ids=ALGORITHMS,
+    ids=PAPERS,
 )
 L2 = 0.1
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from laws import PAPERS
 from stops import DATA, Results, interrupted, stop_at, tiny
 
-from pfedme.algorithms import ALGORITHMS
 from pfedme.cli import main
 from pfedme.errors import InputError
 from pfedme.runs.run import Run
@@ -24,9 +24,9 @@ from pfedme.training.execution import Progress
 def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Results]:
     """An uninterrupted run of each algorithm."""
     folder = tmp_path_factory.mktemp("whole")
-    for name in ALGORITHMS:
+    for name in PAPERS:
         execute(tiny(name), folder / name)
-    return {name: Results(folder / name) for name in ALGORITHMS}
+    return {name: Results(folder / name) for name in PAPERS}
 
 
 def test_a_run_that_is_stopped_in_its_pilot_begins_it_again(tmp_path: Path):
@@ -48,7 +48,7 @@ MOMENTS = [(0, True), (1, False), (2, True), (3, False), (4, True), (6, False), 
 @pytest.mark.parametrize(
     ("name", "round", "evaluated"),
     [("alone", *moment) for moment in MOMENTS]
-    + [(name, *moment) for name in ALGORITHMS if name != "alone" for moment in MOMENTS[2:3]],
+    + [(name, *moment) for name in PAPERS if name != "alone" for moment in MOMENTS[2:3]],
 )
 def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(
     whole: dict[str, Results], tmp_path: Path, name: str, round: int, evaluated: bool

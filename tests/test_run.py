@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from laws import PAPERS
 from safetensors import safe_open
 
 from pfedme import __version__
@@ -36,7 +37,7 @@ MODELS_OF = {
     "pooled": {"global"},
     "fedavg-ft": {"global", "local", "personal"},
 }
-JOBS = {name: [name, *TINY, *(["--F", "3"] if name == "fedavg-ft" else [])] for name in ALGORITHMS}
+JOBS = {name: [name, *TINY, *(["--F", "3"] if name == "fedavg-ft" else [])] for name in PAPERS}
 # Hidden layers, and clients of unequal size.
 JOBS["dnn"] = [
     "fedavg", *TINY, "--data", "synthetic:clients=4,features=5,classes=3,iid=true", "--eta", "0.1",

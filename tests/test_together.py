@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from laws import assert_close, assert_same_bits, federation, network, optimised, tiny
+from laws import assert_close, assert_same_bits, federation, fitting, optimised, tiny
 from outside import OUTSIDE
 from stops import Results, stop_at
 from stops import tiny as tiny_run
@@ -21,7 +21,7 @@ from pfedme.training.execution import Progress
 
 
 def simulation(algorithm: Algorithm, seed: int, l2: float = 0.01) -> Simulation:
-    return Simulation(algorithm, network(l2), federation(), cohort=3, seed=seed)
+    return Simulation(algorithm, fitting(type(algorithm), l2), federation(), cohort=3, seed=seed)
 
 
 def starts(simulations: list[Simulation]) -> list[State]:

@@ -101,12 +101,16 @@ def add_hyperparameters(parser: Parser) -> None:
             continue
         meanings: dict[str, list[type[Algorithm]]] = {}
         for cls in owners:
-            meanings.setdefault(help_of(cls)[name], []).append(cls)
+            meanings.setdefault(help_of(cls).get(name, ""), []).append(cls)
         first, *others = (
-            f"[{', '.join(cls.name for cls in some)}] {text} ({_defaults(some, name)})"
+            " ".join(filter(None, [_names(some), text, f"({_defaults(some, name)})"]))
             for text, some in meanings.items()
         )
         add_field(group, owners[0], name, text=" ".join([first, *others]))
+
+
+def _names(owners: Sequence[type[Algorithm]]) -> str:
+    return f"[{', '.join(cls.name for cls in owners)}]"
 
 
 def _defaults(owners: Sequence[type[Algorithm]], name: str) -> str:

@@ -82,7 +82,19 @@ def axes(algorithm: Algorithm) -> dict[str, Axis]:
     """
     idle = set() if algorithm.federated else {"beta", "aggregation"}  # no server, nothing to mix
     idle |= {"K"} if to_json(algorithm).get("nu") else set()
-    return {k: axis for k, axis in AXES.items() if k in field_types(type(algorithm)) and k not in idle}
+    idle |= {"eta", "alpha"} - set(algorithm.steps)
+    fields = [name for name in AXES if name in field_types(type(algorithm)) and name not in idle]
+    own = {name: among(values) for name, values in algorithm.tuned.items() if name != "lam"}
+    return {name: AXES[name] for name in fields} | own
+
+
+def among(values: tuple[float, ...]) -> Axis:
+    """The values to try for a hyperparameter, in a range that they span.
+
+    >>> among((0.1, 1.0, 10.0)).range
+    FloatDistribution(high=10.0, log=True, low=0.1, step=None)
+    """
+    return Axis(_log(min(values), max(values)), values)
 
 
 def _trained_enough(run: Run, watch: Watch) -> tuple[Run, dict[str, float]]:
