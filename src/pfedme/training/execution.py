@@ -112,7 +112,7 @@ class Execution:
         self.evaluated = simulation.evaluated(run.eval_clients or simulation.federation.clients)
         self.saved = time.monotonic()
         down, up = traffic(simulation)
-        self.cost = {"gradients": gradients(run.algorithm), "down": down, "up": up}
+        self.cost = {"gradients": gradients(simulation.algorithm), "down": down, "up": up}
         asked = run.algorithm
         if auto is not None:  # its step sizes are in the record
             asked = dataclasses.replace(asked, **dict.fromkeys(auto["found"], 0.0))
