@@ -128,4 +128,5 @@ def last_checkpoint(live: Live) -> dict[str, np.ndarray]:
 def far(own: dict[str, Any], want: dict[str, Any]) -> float:
     """How far arrays are from others, relative to the largest number of each."""
     assert own.keys() == want.keys()
-    return max(float(np.abs(own[key] - want[key]).max() / np.abs(want[key]).max()) for key in want)
+    largest = {key: np.abs(want[key]).max() or 1.0 for key in want}
+    return max(float(np.abs(own[key] - want[key]).max() / largest[key]) for key in want)

@@ -1,5 +1,5 @@
-"""Algorithms of another package in a deployed federation: what the server and each client keep is what a
-simulation has, whatever becomes of uploads, of the server and of clients."""
+"""Relatives, and algorithms of another package, in a deployed federation: what the server and each client
+keep is what a simulation has, whatever becomes of uploads, of the server and of clients."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import INSTALLED, installed
-from laws import assert_close, there
+from laws import PAPERS, assert_close, there
 from outside import OUTSIDE, Clusters, Control, Head, Momentum, Narrow, build
 from test_deploy import QUICK, Room, ledger, owners, w_of
 
-from pfedme.algorithms import Algorithm
+from pfedme.algorithms import ALGORITHMS, Algorithm, FedBN, Mocha
 from pfedme.algorithms.base import Cohort
-from pfedme.core.models import DNN, MLR, MODELS, Description, MadeModel, Model
+from pfedme.core.models import DNN, MLR, MODELS, Description, MadeModel, Model, NormalisedDNN
+from pfedme.core.spec import field_types
 from pfedme.core.tree import record, vector_shapes
 from pfedme.data.table import Table
 from pfedme.deploy.channel import Enough, never
@@ -132,15 +133,36 @@ def kept(room: Room, server: Watched, name: str, first: Any) -> Any:
     return memory.recall(progress.counted.get(name, 0), lambda: first)
 
 
+DEPLOYABLE = {
+    name: cls
+    for name, cls in ALGORITHMS.items()
+    if name not in PAPERS and name != "hypcluster" and cls.federated and not cls.simulated
+}
+"""The relatives that can be deployed."""
+
+
+def small(cls: type[Algorithm]) -> tuple[Algorithm, Description]:
+    """A short form of an algorithm, and a small model that it can train."""
+    few = {"clusters": 2, "warmup": 1, "F": 4, **QUICK}
+    model = NormalisedDNN(hidden=(4,)) if cls is FedBN else MLR() if cls is Mocha else DNN(hidden=(4,))
+    return cls(**{name: value for name, value in few.items() if name in field_types(cls)}), model
+
+
 @pytest.mark.parametrize(
     "cls",
-    [pytest.param(cls, marks=[pytest.mark.slow] * (cls in (Momentum, Clusters))) for cls in OUTSIDE.values()],
-    ids=OUTSIDE,
+    [
+        *(
+            pytest.param(cls, marks=[pytest.mark.slow] * (cls in (Momentum, Clusters)))
+            for cls in OUTSIDE.values()
+        ),
+        *(pytest.param(cls, marks=pytest.mark.slow) for cls in DEPLOYABLE.values()),
+    ],
+    ids=[*OUTSIDE, *DEPLOYABLE],
 )
 def test_server_and_clients_keep_what_a_simulation_does_whatever_goes_wrong(
     cls: type[Algorithm], tmp_path: Path
 ):
-    tables, algorithm, model = owners(tmp_path, clients=4), cls(**QUICK), DNN(hidden=(4,))
+    tables, (algorithm, model) = owners(tmp_path, clients=4), small(cls)
     run = Run(
         algorithm=algorithm, data=Table(path=str(tables), label="sick"), model=model, rounds=ROUNDS,
         cohort=COHORT, seed=5,
