@@ -58,29 +58,29 @@ class IFCA(Algorithm):
         """R steps from the best model; their sum, and which model it was, are sent."""
         (_, w), info = self.answer(key, problem, sent, state)
         w_i = sgd(key, problem, w, eta=self.eta, steps=self.R, B=self.B)
-        chosen = jax.nn.one_hot(info["cluster"], self.clusters, dtype=w.dtype)
+        chosen = (jnp.arange(self.clusters) == info["cluster"]).astype(w.dtype)
         return Update((chosen, w_i - w), state, Models(local=w_i, personal=w), info)
 
     def server_update(self, server: Any, uploads: Any, cohort: Cohort) -> Any:
         """Each model moves by the mean of the clients that chose it; one that nobody chose stays."""
         (left, models), (chosen, delta) = server, uploads
-        grouped = partial(directions, cohort.key, delta, cohort.rows > 0, self.clusters)
-        found = lax.cond(left == -1, grouped, lambda: chosen)
-        weights = self.weights(cohort)[:, None] * found
-        weights = weights / jnp.maximum(jnp.sum(weights, axis=0), 1e-12)
+        if self.start == "directions":
+            grouped = partial(directions, cohort.key, delta, cohort.rows > 0, self.clusters)
+            chosen = lax.cond(left == -1, grouped, lambda: chosen)
 
         def moved(w: Params, weights: jax.Array) -> Params:
-            return w + self.beta * self.combine(delta, weights, cohort.key)
+            total = jnp.sum(weights)
+            step = self.combine(delta, weights / jnp.where(total > 0, total, 1), cohort.key)
+            return w + self.beta * step.map(lambda a: jnp.where(total > 0, a, 0))
 
-        after = jax.vmap(moved)(models, weights.T)
-        alike = after.map(lambda a: jnp.where(left < -1, a[:1], a))
-        return jnp.minimum(left + 1, 0), alike
+        after = jax.vmap(moved)(models, self.weights(cohort) * chosen.T)
+        return jnp.minimum(left + 1, 0), after.map(lambda a: jnp.where(left < -1, a[:1], a))
 
     def answer(self, key: jax.Array, problem: Problem, sent: Any, state: Any) -> Any:
         """The best model as it was received."""
         _, models = sent
         best = jnp.argmin(jax.vmap(problem.loss(ALL_ROWS))(models))
-        return Models(personal=models[best]), {"cluster": best.astype(models.dtype)}
+        return Models(personal=models[best]), {"cluster": best}
 
 
 @record

@@ -28,7 +28,8 @@ class Mapper(Algorithm):
     """For each λ of a grid, R steps of θ ← θ − η λ g and w_i ← w_i − η (1 − λ) g, where
     g = ∇f̃_i(λ θ + (1 − λ) w_i); the best λ's w_i − w is sent.
 
-    With R = 1 it is the paper's. With the only weight λ = 1, θ is trained alone; with λ = 0, this is FedAvg.
+    With the only weight λ = 1, θ is trained alone and nothing changes w; with λ = 0, this is FedAvg with equal
+    weights.
     """
 
     name: ClassVar[str] = "mapper"
