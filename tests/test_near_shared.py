@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from laws import flat, problem, there
+from laws import assert_same_bits, flat, problem, there
 from relatives import (
     COHORTS,
     ETA,
@@ -33,7 +33,7 @@ from relatives import (
     w0,
 )
 
-from pfedme.algorithms import L2GD, MRMTL, Ditto, PFedMe
+from pfedme.algorithms import APFL, L2GD, MRMTL, Ditto, Mapper, PFedMe
 from pfedme.algorithms.base import Algorithm, Cohort, Update, sgd
 from pfedme.core.problem import Problem
 from pfedme.core.spec import NonNegative
@@ -272,3 +272,18 @@ def test_l2gds_p_and_eta_are_the_best_and_the_largest_stable_ones():
         steps = L2GD(lam=LAM).stable_steps(L)
         np.testing.assert_allclose(steps["p"], LAM / (L + LAM))
         np.testing.assert_allclose([steps["eta"] * LAM / steps["p"], steps["eta"] * L / (1 - steps["p"])], 1)
+
+
+# --- all that clients keep
+
+
+@pytest.mark.parametrize("cls", [APFL, Ditto, L2GD, Mapper, MRMTL])
+def test_what_a_client_keeps_first_does_not_depend_on_when_it_joins(cls: type[Algorithm]):
+    """A deployed client makes it when it is first asked, a simulation before the first round."""
+    algorithm, first = cls(eta=ETA).with_steps(1.0), at(np.ones(3))
+
+    def kept(w: Params) -> Any:
+        server = algorithm.begin(jax.random.key(0), lambda _: w, N)
+        return algorithm.init(algorithm.send(server, jnp.int32(0)), lambda _: first)
+
+    assert_same_bits(kept(first), kept(at(np.zeros(3))))

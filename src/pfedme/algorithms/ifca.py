@@ -43,8 +43,8 @@ class IFCA(Algorithm):
         """Raises an error if there are fewer clients than models."""
         if self.clusters > clients:
             raise InputError(
-                f"{self.name} needs at least as many clients as clusters, and there are {clients} and "
-                f"{self.clusters}; use --clusters {clients} or fewer."
+                f"{self.name} trains {self.clusters} models, more than there are clients ({clients}); use "
+                f"--clusters {clients} or fewer, or more clients."
             )
 
     def begin(self, key: jax.Array, first: Callable[[int], Params], total: int) -> Any:
