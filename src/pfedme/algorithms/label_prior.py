@@ -45,9 +45,7 @@ class LabelPrior(Algorithm):
     def check_fit(self, model: Model, clients: int) -> None:
         """Raises an error unless labels are classes and the model has a bias for each."""
         if model.classes == 0:
-            raise InputError(
-                "label-prior is for classes, not quantities; use ditto or --task classification."
-            )
+            raise InputError("label-prior needs classes, not quantities; use --task classification or ditto.")
         last = jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0)).layers[-1:])
         if [leaf.shape for leaf in last if leaf.ndim == 1] != [(model.classes,)]:
             raise InputError("label-prior needs a bias for each class in the last layer; use --model mlr.")
