@@ -44,8 +44,8 @@ class APFL(Algorithm):
         return 2 * self.R
 
     def init(self, w: Params, first: Callable[[int], Params]) -> Any:
-        """v, which starts at w, and α."""
-        return w, jnp.full((), self.alpha, w.dtype)
+        """v, which starts at the initial w, and α."""
+        return first(0), jnp.full((), self.alpha, w.dtype)
 
     def client_update(self, key: jax.Array, problem: Problem, w: Params, state: Any) -> Update:
         """R steps on w_i, v and α; w_i − w is sent."""

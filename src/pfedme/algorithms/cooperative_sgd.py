@@ -21,7 +21,8 @@ from pfedme.core.tree import Params, record
 class CooperativeSGD(Algorithm):
     """R steps of SGD from each client's own x_i, then x_i ← Σ_j M_ij x_j; w is the mean of all x_i.
 
-    With graph=none (M = I) clients are alone, with graph=full (M = 11ᵀ/N) it is FedAvg with equal weights.
+    With graph=none (M = I) clients are alone. With graph=full (M = 11ᵀ/N), and all clients in every round, it
+    is FedAvg with equal weights.
     """
 
     name: ClassVar[str] = "cooperative-sgd"

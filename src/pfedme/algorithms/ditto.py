@@ -40,8 +40,8 @@ class Ditto(FedAvg):
         return {"eta": 1 / (L + self.lam)}
 
     def init(self, w: Params, first: Callable[[int], Params]) -> Params:
-        """v, which starts at w."""
-        return w
+        """v, which starts at the initial w."""
+        return first(0)
 
     def client_update(self, key: jax.Array, problem: Problem, w: Params, state: Any) -> Update:
         """R steps on w_i, and R steps on v with batches of its own; w_i − w is sent."""

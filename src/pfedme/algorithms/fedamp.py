@@ -8,7 +8,7 @@ The server makes u_i = Σ_j ξ_ij w_j, a gradient step on a penalty that only ne
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -16,28 +16,29 @@ import jax.numpy as jnp
 from pfedme.algorithms.base import Algorithm, Cohort, Models, Update, sgd
 from pfedme.algorithms.stacked import mixed, moved, repeated, squared_distances
 from pfedme.core.problem import Problem
-from pfedme.core.spec import NonNegative, Positive
+from pfedme.core.spec import Bound, NonNegative, Positive
 from pfedme.core.tree import Params, record
 
 
 @record
 class FedAMP(Algorithm):
-    """R steps of w_i ← w_i − η (∇f̃_i(w_i) + λ (w_i − u_i)) from u_i. With ξ = 0 and λ = 0, clients are alone.
+    """R steps of w_i ← w_i − η (∇f̃_i(w_i) + λ (w_i − u_i)) from u_i.
 
-    λ is λ/α in the paper. `mix` is α A′(0) (N − 1) = α (N − 1)/σ, the most that others can count in u_i.
+    λ is λ/α in the paper. `mix` is α A′(0) (N − 1) = α (N − 1)/σ, the most that others can count in u_i. With
+    mix = 0 and λ = 0, clients are alone.
     """
 
     name: ClassVar[str] = "fedamp"
     idea: ClassVar = "between clients"
     reference: ClassVar[str] = "Huang et al., 2021"
-    personal: ClassVar[str] = "w_i, which the server keeps for the client"
+    personal: ClassVar[str] = "w_i, after R steps from a mixture of models like the client's own"
     newcomer: ClassVar[str] = "nothing: it has no place among the models yet"
     has_global: ClassVar[bool] = False
     tuned: ClassVar = {"lam": (0.01, 0.1, 1.0)}
 
     lam: NonNegative = 0.1
     """λ: how strongly w_i is pulled towards u_i."""
-    mix: NonNegative = 0.5
+    mix: Annotated[float, Bound(least=0, most=1)] = 0.5
     """The weight in u_i of all other models together, if they were equal to w_i."""
     sigma: Positive = 1.0
     """σ: the squared distance at which the weight of another model has fallen to 1/e."""

@@ -43,8 +43,8 @@ class IFCA(Algorithm):
         """Raises an error if there are fewer clients than models."""
         if self.clusters > clients:
             raise InputError(
-                f"{self.name} needs at least as many clients as clusters, and there are {clients} and "
-                f"{self.clusters}; use --clusters {clients} or fewer."
+                f"{self.name} trains {self.clusters} models, more than there are clients ({clients}); use "
+                f"--clusters {clients} or fewer, or more clients."
             )
 
     def begin(self, key: jax.Array, first: Callable[[int], Params], total: int) -> Any:
@@ -64,17 +64,17 @@ class IFCA(Algorithm):
     def server_update(self, server: Any, uploads: Any, cohort: Cohort) -> Any:
         """Each model moves by the mean of the clients that chose it; one that nobody chose stays."""
         (left, models), (chosen, delta) = server, uploads
-        grouped = partial(directions, cohort.key, delta, cohort.rows > 0, self.clusters)
-        found = lax.cond(left == -1, grouped, lambda: chosen)
-        weights = self.weights(cohort)[:, None] * found
-        weights = weights / jnp.maximum(jnp.sum(weights, axis=0), 1e-12)
+        if self.start == "directions":
+            grouped = partial(directions, cohort.key, delta, cohort.rows > 0, self.clusters)
+            chosen = lax.cond(left == -1, grouped, lambda: chosen)
 
         def moved(w: Params, weights: jax.Array) -> Params:
-            return w + self.beta * self.combine(delta, weights, cohort.key)
+            total = jnp.sum(weights)
+            step = self.combine(delta, weights / jnp.where(total > 0, total, 1), cohort.key)
+            return w + self.beta * step.map(lambda a: jnp.where(total > 0, a, 0))
 
-        after = jax.vmap(moved)(models, weights.T)
-        alike = after.map(lambda a: jnp.where(left < -1, a[:1], a))
-        return jnp.minimum(left + 1, 0), alike
+        after = jax.vmap(moved)(models, self.weights(cohort) * chosen.T)
+        return jnp.minimum(left + 1, 0), after.map(lambda a: jnp.where(left < -1, a[:1], a))
 
     def answer(self, key: jax.Array, problem: Problem, sent: Any, state: Any) -> Any:
         """The best model as it was received."""

@@ -62,8 +62,8 @@ class L2GD(Algorithm):
         return (jax.random.geometric(key, self.p) - 1).astype(jnp.int32)
 
     def init(self, sent: Any, first: Callable[[int], Params]) -> Params:
-        """x_i, which starts at x̄."""
-        return sent[0]
+        """x_i, which starts at the initial x̄: the server's mean counts on it."""
+        return first(0)
 
     def client_update(self, key: jax.Array, problem: Problem, sent: Any, x: Params) -> Update:
         """A step towards x̄ and steps on f_i; the change of x_i is sent."""

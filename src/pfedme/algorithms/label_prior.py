@@ -43,16 +43,17 @@ class LabelPrior(Algorithm):
     """How many imagined rows with the frequencies π (equal ones, in training) are added to a client's."""
 
     def check_fit(self, model: Model, clients: int) -> None:
-        """Raises an error unless the model has a bias for each class."""
+        """Raises an error unless labels are classes and the model has a bias for each."""
+        if model.classes == 0:
+            raise InputError("label-prior needs classes, not quantities; use --task classification or ditto.")
         last = jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0)).layers[-1:])
-        if not model.classes or [leaf.shape for leaf in last if leaf.ndim == 1] != [(model.classes,)]:
-            raise InputError("label-prior needs labels that are classes, and the model mlr, dnn or cnn.")
+        if [leaf.shape for leaf in last if leaf.ndim == 1] != [(model.classes,)]:
+            raise InputError("label-prior needs a bias for each class in the last layer; use --model mlr.")
 
     def begin(self, key: jax.Array, first: Callable[[int], Params], total: int) -> Any:
         """w, equal frequencies π, and t = 0."""
-        w = first(0)
-        classes = next(a for a in jax.tree.leaves(w.layers[-1:]) if a.ndim == 1).size
-        return w, jnp.full(classes, 1 / classes, w.dtype), jnp.int32(0)
+        bias = next(a for a in jax.tree.leaves(first(0).layers[-1:]) if a.ndim == 1)
+        return first(0), jnp.full_like(bias, 1 / bias.size), jnp.int32(0)
 
     def send(self, server: Any, i: jax.Array) -> Any:
         """w and π."""
@@ -64,8 +65,8 @@ class LabelPrior(Algorithm):
         theta = self.corrected(problem, w, pi)
         start = theta if self.form == "training" else w
         change = sgd(key, problem, start, eta=self.eta, steps=self.R, B=self.B) - start
-        count = problem.label_counts(len(pi)).astype(pi.dtype)
-        return Update((change, count / jnp.sum(count)), state, Models(w + change, theta), {})
+        own = problem.label_counts(len(pi)) / problem.count.astype(pi.dtype)
+        return Update((change, own), state, Models(w + change, theta), {})
 
     def server_update(self, server: Any, uploads: Any, cohort: Cohort) -> Any:
         """w as in FedAvg, and π, the mean over all rounds."""
@@ -84,7 +85,6 @@ class LabelPrior(Algorithm):
         """w with log π_i − log π in its logits."""
         known = pi + FLOOR if self.form == "end" else jnp.ones_like(pi)
         known = known / jnp.sum(known)
-        count = problem.label_counts(len(pi)).astype(pi.dtype)
-        own = (count + self.smoothing * known) / (jnp.sum(count) + self.smoothing)
+        own = (problem.label_counts(len(pi)) + self.smoothing * known) / (problem.count + self.smoothing)
         shift = jnp.log(own) - jnp.log(known)
         return w.layers[-1:].map(lambda a: a + shift if a.ndim == 1 else a) | w

@@ -28,7 +28,7 @@ class Mapper(Algorithm):
     """For each λ of a grid, R steps of θ ← θ − η λ g and w_i ← w_i − η (1 − λ) g, where
     g = ∇f̃_i(λ θ + (1 − λ) w_i); the best λ's w_i − w is sent.
 
-    With R = 1 it is the paper's. With the only weight λ = 1, θ is trained alone; with λ = 0, this is FedAvg.
+    With the only weight λ = 1, θ is trained alone and w stays; with λ = 0, this is FedAvg with equal weights.
     """
 
     name: ClassVar[str] = "mapper"
@@ -51,8 +51,8 @@ class Mapper(Algorithm):
         return self.R * (1 if self.mix is not None else len(GRID))
 
     def init(self, w: Params, first: Callable[[int], Params]) -> Any:
-        """θ for each weight, which start at w, and the number of the best."""
-        return repeated(w, len(self.grid)), jnp.int32(0)
+        """θ for each weight, which start at the initial w, and the number of the best."""
+        return repeated(first(0), len(self.grid)), jnp.int32(0)
 
     def client_update(self, key: jax.Array, problem: Problem, w: Params, state: Any) -> Update:
         """R steps for each weight; the best one's w_i − w is sent."""

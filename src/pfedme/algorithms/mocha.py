@@ -31,7 +31,7 @@ class Mocha(Algorithm):
     name: ClassVar[str] = "mocha"
     idea: ClassVar = "between clients"
     reference: ClassVar[str] = "Smith et al., 2017"
-    personal: ClassVar[str] = "w_i, which the server keeps for the client"
+    personal: ClassVar[str] = "w_i, after R steps from the model that the server keeps for the client"
     newcomer: ClassVar[str] = "nothing: Ω does not include it"
     has_global: ClassVar[bool] = False
     tuned: ClassVar = {"lam": (0.01, 0.1, 1.0)}

@@ -34,8 +34,8 @@ class MRMTL(Algorithm):
         return {"eta": 1 / (L + self.lam)}
 
     def init(self, w: Params, first: Callable[[int], Params]) -> Params:
-        """v_i, which starts at w."""
-        return w
+        """v_i, which starts at the initial w: the server's mean counts on it."""
+        return first(0)
 
     def client_update(self, key: jax.Array, problem: Problem, w: Params, v: Params) -> Update:
         """R steps on v_i; its change is sent."""

@@ -236,6 +236,7 @@ class Task:
         self.simulation = Simulation(
             bound.plan.algorithm, bound.model, self.federation, cohort=1, seed=bound.plan.seed,
             key=secret_key(pinned["secret"]) if client.policy.batch_key == "secret" else None,
+            total=bound.clients,
         )  # fmt: skip
         client.pins.enter(pinned["sha256"], t, asked.arrays, train=train)
         self.t, self.sent = t, from_vectors(sent, bound.exchange.sent)

@@ -95,7 +95,8 @@ class Gathering:
         if len(self.said) < least:
             return None
         # Anything wrong with the model shows up before a client is bound.
-        built(self.plan.model, found.schema.features, len(found.schema.labels))
+        model = built(self.plan.model, found.schema.features, len(found.schema.labels))
+        self.plan.algorithm.check_fit(model, len(found.names))
         willing = self.bind(found)
         if unwilling := set(self.said) - willing:
             self.failures.update(unwilling)

@@ -66,6 +66,8 @@ class Plan:
         model_words(self.model)
         if getattr(self.algorithm, "rechoose", 0):
             raise InputError("--rechoose is for simulations; leave it out.")
+        if (stand_in := _of_one_feature(self.model)) is not None:
+            self.algorithm.check_fit(stand_in, self.min_clients)
         return self
 
     def offer(self) -> Words:
@@ -119,6 +121,15 @@ def built(model: Description, features: int, classes: int) -> Model:
             "file; it is for simulations"
         ) from None
     return made
+
+
+def _of_one_feature(model: Description) -> Model | None:
+    """The model for a table with one feature and two classes, while none is known: it has the layers of any
+    other. None if these depend on the rows, or if the model is another package's."""
+    try:
+        return model.with_defaults(1).build(1, 2) if type(model) in MODELS.own.values() else None
+    except InputError:
+        return None
 
 
 def offered(words: Any) -> Plan:

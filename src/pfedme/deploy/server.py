@@ -6,6 +6,7 @@ import dataclasses
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -229,8 +230,8 @@ class Server:
         key = server_key(jax.random.key(self.plan.seed), progress.t)
 
         def after(rows: np.ndarray) -> Any:
-            cohort = Cohort(key, places, jnp.asarray(rows), len(names))
-            return _server_update(self.plan.algorithm, progress.server, stack, cohort)
+            cohort = key, places, jnp.asarray(rows)
+            return _server_update(self.plan.algorithm, progress.server, stack, cohort, total=len(names))
 
         new = after(rows)
         said = {
@@ -285,9 +286,9 @@ class Server:
         return told
 
 
-@jax.jit
-def _server_update(algorithm: Algorithm, server: Any, uploads: Any, cohort: Cohort) -> Any:
-    return algorithm.server_update(server, uploads, cohort)
+@partial(jax.jit, static_argnames="total")
+def _server_update(algorithm: Algorithm, server: Any, uploads: Any, cohort: Any, total: int) -> Any:
+    return algorithm.server_update(server, uploads, Cohort(*cohort, total=total))
 
 
 def _numbers(server: Any) -> list[np.ndarray]:

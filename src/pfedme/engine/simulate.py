@@ -96,11 +96,11 @@ class Simulation:
 
     def __init__(
         self, algorithm: Algorithm, model: Model, federation: Federation, *, cohort: int, seed: int = 0,
-        key: jax.Array | None = None, quarter_at: Sequence[int] = (),
+        key: jax.Array | None = None, quarter_at: Sequence[int] = (), total: int | None = None,
     ) -> None:  # fmt: skip
         """`key` is the random key for mini-batches, if it is not to come from `seed`. Step sizes that are not
         given come from the curvature of the clients' losses. η is divided by four after each of the rounds
-        `quarter_at`."""
+        `quarter_at`. `total` is the number of all clients, if this federation is only a part of them."""
         if not 1 <= cohort <= federation.clients:
             raise InputError(
                 f"A cohort of {cohort} cannot be drawn from {federation.clients} clients; "
@@ -112,7 +112,7 @@ class Simulation:
         trained = federation.pooled() if algorithm.pools else federation
         self.store = Store.of(trained) if algorithm.pools else self.judged
         self.trained_clients = trained.clients
-        algorithm.check_fit(model, trained.clients)
+        algorithm.check_fit(model, total or trained.clients)
         self.cohort = cohort if algorithm.federated else trained.clients
         self._by_id = np.argsort(trained.ids, kind="stable")
         self.quarter_at = tuple(quarter_at)
