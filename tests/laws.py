@@ -163,10 +163,14 @@ def flat(point: Params | None, stacked: bool = False) -> np.ndarray:
 
 
 def start_at(simulation: Simulation, w: np.ndarray) -> State:
-    """The state before the first round, with w in place of the random one and in the dtype of w."""
-    clients, first = simulation.federation.clients, point(simulation.model, w)
-    one = simulation.algorithm.init(first, lambda _: first)
-    return State(0, first, jax.tree.map(lambda a: jnp.broadcast_to(a, (clients, *a.shape)), one))
+    """The state before the first round, with w in place of the random models and in the dtype of w."""
+    algorithm, clients, first = simulation.algorithm, simulation.trained_clients, point(simulation.model, w)
+    server = algorithm.begin(jax.random.key(0), lambda _: first, clients)
+
+    def own(i: jax.Array) -> Any:
+        return algorithm.init(algorithm.send(server, i), lambda _: first)
+
+    return State(0, server, jax.vmap(own)(jnp.arange(clients)))
 
 
 def trajectory(simulation: Simulation, state: State, rounds: int) -> list[State]:
