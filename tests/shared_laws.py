@@ -3,12 +3,13 @@ losses, whose minimisers are linear solves."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from laws import EXACT, SIZE, federation, flat, softmax_regression, start_at, train_rows
 from oracles_shared import Oracle, carried_out
 
@@ -64,6 +65,12 @@ def check_same_model(one: Algorithm, other: Algorithm, *, rtol: float = 1e-10) -
     """After two rounds, two algorithms have the same shared model."""
     got, want = (flat(simulation.shared(state)) for simulation, state in map(two_rounds, (one, other)))
     np.testing.assert_allclose(got, want, rtol=rtol, atol=1e-12)
+
+
+def each(mutants: Mapping[type, Any], *, slow: Sequence[type]) -> pytest.MarkDecorator:
+    """A test of each of these, which are a longer form of it if they are `slow`."""
+    marked = [pytest.param(cls, marks=[pytest.mark.slow] * (cls in slow)) for cls in mutants]
+    return pytest.mark.parametrize("mutant", marked, ids=lambda cls: cls.__name__)
 
 
 class Quadratic(NamedTuple):

@@ -20,7 +20,7 @@ from laws import (
     softmax_regression,
     start_at,
 )
-from shared_laws import check_same_model, minimiser, on_quadratics, quadratics
+from shared_laws import check_same_model, each, minimiser, on_quadratics, quadratics
 
 from pfedme.algorithms import AFL, FedAvg, Scaffold
 from pfedme.algorithms.aggregate import RFA, Codec, Combine, FedPAQ, Mean
@@ -276,6 +276,7 @@ def test_what_a_deployed_client_sends_and_keeps_is_what_a_simulated_one_does():
     np.testing.assert_allclose(flat(update.state), flat(update.upload[1]), rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_fedavg_stays_within_the_noise_of_its_codec():
     """The noise shrinks with the uploads: one client alone still comes to its minimiser."""
     parts = quadratics(clients=1)
@@ -311,7 +312,7 @@ MUTANTS: dict[type[Any], Callable[[Any], None]] = {
 }
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda cls: cls.__name__)
+@each(MUTANTS, slow=())
 def test_a_mistake_is_found(mutant):
     with pytest.raises(AssertionError):
         MUTANTS[mutant](mutant)

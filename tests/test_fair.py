@@ -12,7 +12,7 @@ import numpy as np
 import oracles_shared
 import pytest
 from laws import differs, flat
-from shared_laws import L2, Quadratic, assert_equal, check_rounds, check_same_model, on_quadratics
+from shared_laws import L2, Quadratic, assert_equal, check_rounds, check_same_model, each, on_quadratics
 
 from pfedme.algorithms import AFL, QFFL, Algorithm, FedAvg
 from pfedme.algorithms.afl import onto_simplex
@@ -55,6 +55,7 @@ def test_afl_finds_the_saddle():
     check_saddle(AFL)
 
 
+@pytest.mark.slow
 def test_afl_finds_the_saddle_on_average_if_one_client_takes_part_at_a_time():
     simulation, state = on_quadratics(AFL(R=1, B=0, eta=0.02, gamma=0.02), TWO, 4000, cohort=1)
     np.testing.assert_allclose(flat(simulation.shared(state)), 2 / 3, atol=0.03)
@@ -220,7 +221,7 @@ MUTANTS: dict[type[Algorithm], Callable[[Any], None]] = {
 }
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda cls: cls.__name__)
+@each(MUTANTS, slow=(CohortForAll, QLossAfterwards))
 def test_a_mistake_is_found(mutant):
     with pytest.raises(AssertionError):
         MUTANTS[mutant](mutant)

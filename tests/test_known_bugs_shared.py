@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from shared_laws import each
 from test_one_shared import (
     check_aruba,
     check_fedadam,
@@ -162,7 +163,7 @@ MUTANTS: dict[type[Algorithm], Callable[[Any], None]] = {
 }
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda cls: cls.__name__)
+@each(MUTANTS, slow=(KeepsItsOwnStep, FirstOrder, CountsFromZero))
 def test_a_mistake_is_found(mutant):
     with pytest.raises(AssertionError):
         MUTANTS[mutant](mutant)

@@ -190,7 +190,7 @@ class Algorithm:
             state: what the client kept when it last took part, or what `init` returned.
 
         Returns its upload, its new state, its models, and numbers for the record. The new state takes effect
-        only if the upload reaches the server.
+        only if the upload reaches the server; see `received` if it has to agree with what the server keeps.
         """
         raise NotImplementedError
 

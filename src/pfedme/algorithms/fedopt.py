@@ -21,7 +21,7 @@ Decay = Annotated[float, Bound(least=0, most=1)]
 
 @record
 class FedAdagrad(FedAvg):
-    """FedAvg's clients; m ← β₁ m + (1 − β₁) Δ, v ← v + Δ², w ← w + β m/(√v + τ), coordinate by coordinate."""
+    """FedAdam with v ← v + Δ², so that steps become smaller and smaller, and by default with m = Δ."""
 
     name: ClassVar[str] = "fedadagrad"
     reference: ClassVar[str] = "Reddi et al., 2021"
@@ -62,7 +62,10 @@ class FedAdagrad(FedAvg):
 
 @record
 class FedAdam(FedAdagrad):
-    """FedAdagrad with v ← β₂ v + (1 − β₂) Δ². With β₁ = 0, β₂ = 1 and β = 2τ this is FedAvg."""
+    """FedAvg's clients; m ← β₁ m + (1 − β₁) Δ, v ← β₂ v + (1 − β₂) Δ², w ← w + β m/(√v + τ), coordinatewise.
+
+    With β₁ = 0, β₂ = 1 and β = 2τ this is FedAvg.
+    """
 
     name: ClassVar[str] = "fedadam"
 
@@ -78,7 +81,7 @@ class FedAdam(FedAdagrad):
 
 @record
 class FedYogi(FedAdam):
-    """FedAdagrad with v ← v − (1 − β₂) Δ² sign(v − Δ²), which forgets a large v more slowly than FedAdam."""
+    """FedAdam with v ← v − (1 − β₂) Δ² sign(v − Δ²), which forgets a large v more slowly."""
 
     name: ClassVar[str] = "fedyogi"
 
