@@ -27,7 +27,8 @@ class Combine(Part):
 
         Arguments:
             uploads: the clients' uploads, each leaf with a leading axis over clients.
-            weights: weights of the clients, summing to one; zero marks an absent client.
+            weights: weights of the clients, summing to one; zero marks an absent client. If all are zero, the
+                result is zero.
             key: the server's random key for this round.
         """
         raise NotImplementedError
@@ -51,17 +52,19 @@ class Mean(Combine):
 
 @record
 class RFA(Combine):
-    """The geometric median: argmin_v Σ_i p_i ‖v − Δ_i‖ (Pillutla et al., 2019), by smoothed Weiszfeld steps.
+    """The geometric median, argmin_v Σ_i p_i ‖v − Δ_i‖, of the uploads (Pillutla et al., 2019).
 
-    Fewer than half of the weight, wherever it lies, moves it only by a bounded distance.
+    Fewer than half of the weight, wherever it lies, moves it only by a bounded distance. Weiszfeld's steps
+    v ← Σ β_i Δ_i/Σ β_i, with β_i = p_i/‖v − Δ_i‖, start at the most central upload and are modified by Vardi
+    and Zhang (2000) to leave it if it is not the median.
     """
 
     name: ClassVar[str] = "rfa"
 
     nu: Positive = 1e-6
-    """ν: distances count as at least this."""
+    """ν: uploads that are closer to v than this count as equal to it."""
     M: Count = 32
-    """Weiszfeld steps v ← Σ β_i Δ_i/Σ β_i, with β_i = p_i/max(ν, ‖v − Δ_i‖)."""
+    """Weiszfeld steps."""
 
     def __call__(self, uploads: T, weights: jax.Array, key: jax.Array) -> T:
         """The geometric median of the uploads, each as one long vector."""
@@ -69,17 +72,34 @@ class RFA(Combine):
         uploads = jax.tree.map(lambda a: jnp.where(there.reshape(-1, *[1] * (a.ndim - 1)), a, 0), uploads)
 
         def distances(v: T) -> jax.Array:
-            parts = jax.tree.map(lambda a, b: jnp.sum((a - b) ** 2, axis=range(1, a.ndim)), uploads, v)
-            return jnp.sqrt(sum(jax.tree.leaves(parts)))
+            return _lengths(jax.tree.map(jnp.subtract, uploads, v), 1)
 
         def step(_: Any, v: T) -> T:
-            pull = weights / jnp.maximum(self.nu, distances(v))
-            return Mean()(uploads, pull / jnp.sum(pull), key)
+            far = distances(v)
+            here = far <= self.nu
+            pull = jnp.where(here, 0, weights / jnp.maximum(far, self.nu))
+            total = jnp.sum(pull)
+            towards = jax.tree.map(jnp.subtract, Mean()(uploads, pull / _positive(total), key), v)
+            # Uploads at v itself hold it there by their weight, against the force of the others.
+            held = jnp.sum(jnp.where(here, weights, 0)) / _positive(total * _lengths(towards, 0))
+            share = jnp.maximum(0, 1 - held)
+            return jax.tree.map(lambda a, b: a + share.astype(a.dtype) * b, v, towards)
 
         # The upload with the least sum of distances is a start that no minority can move away.
         sums = lax.map(lambda v: jnp.sum(weights * distances(v)), uploads)
-        start = jnp.argmin(jnp.where(there, sums, jnp.inf))
-        return lax.fori_loop(0, self.M, step, jax.tree.map(lambda a: a[start], uploads))
+        start = jnp.arange(len(weights)) == jnp.argmin(jnp.where(there, sums, jnp.inf))
+        return lax.fori_loop(0, self.M, step, Mean()(uploads, start.astype(weights.dtype), key))
+
+
+def _lengths(tree: Any, stacked: int) -> jax.Array:
+    """The length of a tree as one long vector, or with `stacked` = 1 of each of several."""
+    squares = [jnp.sum(jnp.square(a), axis=range(stacked, a.ndim)) for a in jax.tree.leaves(tree)]
+    return jnp.sqrt(sum(squares))
+
+
+def _positive(divisor: jax.Array) -> jax.Array:
+    """A divisor that is at least the least number above zero."""
+    return jnp.maximum(divisor, jnp.finfo(divisor.dtype).tiny)
 
 
 @record

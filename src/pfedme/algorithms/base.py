@@ -19,6 +19,8 @@ from pfedme.core.tree import Params, record
 
 Aggregation = Literal["uniform", "samples"]
 T = TypeVar("T")
+CODEC = 2**32 - 3
+"""Folded into a client's key for its codec; larger than any number that is folded in for a step."""
 Idea = Literal[
     "one shared model", "near a shared model", "partly shared", "several shared", "fair", "between clients",
     "not federated",
@@ -188,7 +190,7 @@ class Algorithm:
             state: what the client kept when it last took part, or what `init` returned.
 
         Returns its upload, its new state, its models, and numbers for the record. The new state takes effect
-        only if the upload reaches the server.
+        only if the upload reaches the server; see `received` if it has to agree with what the server keeps.
         """
         raise NotImplementedError
 
@@ -208,6 +210,18 @@ class Algorithm:
         Array([3.25], dtype=float32)
         """
         return server + self.beta * self.combined(uploads, cohort)
+
+    def encoded(self, key: jax.Array, upload: Any) -> Any:
+        """The message in which a client with this random key sends an upload."""
+        return self.codec.encode(jax.random.fold_in(key, CODEC), upload)
+
+    def received(self, key: jax.Array, upload: T) -> T:
+        """The upload as the server will read it from that message.
+
+        A client that keeps something in step with the server, such as a term of a mean over all clients,
+        must change it by what is received and not by what it meant to send: a codec may add noise.
+        """
+        return self.codec.decode(self.encoded(key, upload))
 
     def combined(self, uploads: Any, cohort: Cohort) -> Any:
         """The uploads of a cohort combined into one, by `combine` with the weights p_i."""

@@ -52,8 +52,8 @@ class FedDyn(Algorithm):
             return self.lam * (y - w) - g_i
 
         y = sgd(key, problem, w, eta=self.eta, steps=self.R, B=self.B, extra=bend)
-        kept = g_i - self.lam * (y - w)
-        return Update(upload=y - w, state=kept, models=Models(local=y), info={})
+        moved = self.received(key, y - w)  # so that h stays the mean of the g_i with any codec
+        return Update(upload=y - w, state=g_i - self.lam * moved, models=Models(local=y), info={})
 
     def server_update(self, server: Any, uploads: Params, cohort: Cohort) -> Any:
         """h ← h − λ |S|/N mean Δ, and w ← w + β (mean Δ − h/λ)."""

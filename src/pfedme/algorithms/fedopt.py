@@ -20,22 +20,17 @@ Decay = Annotated[float, Bound(least=0, most=1)]
 
 
 @record
-class FedAdam(FedAvg):
-    """FedAvg's clients; m ← β₁ m + (1 − β₁) Δ, v ← β₂ v + (1 − β₂) Δ², w ← w + β m/(√v + τ), coordinatewise.
+class FedAdagrad(FedAvg):
+    """FedAdam with v ← v + Δ², so that steps become smaller and smaller, and by default with m = Δ."""
 
-    With β₁ = 0, β₂ = 1 and β = 2τ this is FedAvg.
-    """
-
-    name: ClassVar[str] = "fedadam"
+    name: ClassVar[str] = "fedadagrad"
     reference: ClassVar[str] = "Reddi et al., 2021"
     tuned: ClassVar = {"beta": (0.003, 0.01, 0.03)}
 
     beta: Positive = 0.01
     """β (η in the paper): step size of the server."""
-    beta1: Decay = 0.9
+    beta1: Decay = 0.0
     """β₁: decay of m, the mean of the combined uploads Δ."""
-    beta2: Decay = 0.99
-    """β₂: decay of v, the mean of their squares."""
     tau: Positive = 0.001
     """τ: added to √v, and the square root of the first v; large values adapt less."""
 
@@ -50,7 +45,7 @@ class FedAdam(FedAvg):
 
     def second_moment(self, v: jax.Array, square: jax.Array) -> jax.Array:
         """The next v, from v and Δ²."""
-        return self.beta2 * v + (1 - self.beta2) * square
+        return v + square
 
     def server_update(self, server: Any, uploads: Params, cohort: Cohort) -> Any:
         """An adaptive step along m."""
@@ -66,25 +61,30 @@ class FedAdam(FedAvg):
 
 
 @record
+class FedAdam(FedAdagrad):
+    """FedAvg's clients; m ← β₁ m + (1 − β₁) Δ, v ← β₂ v + (1 − β₂) Δ², w ← w + β m/(√v + τ), coordinatewise.
+
+    With β₁ = 0, β₂ = 1 and β = 2τ this is FedAvg.
+    """
+
+    name: ClassVar[str] = "fedadam"
+
+    beta1: Decay = 0.9
+    """β₁: decay of m, the mean of the combined uploads Δ."""
+    beta2: Decay = 0.99
+    """β₂: decay of v, the mean of their squares."""
+
+    def second_moment(self, v: jax.Array, square: jax.Array) -> jax.Array:
+        """The next v, from v and Δ²."""
+        return self.beta2 * v + (1 - self.beta2) * square
+
+
+@record
 class FedYogi(FedAdam):
-    """FedAdam with v ← v − (1 − β₂) Δ² sign(v − Δ²), which changes v by little when it is far from Δ²."""
+    """FedAdam with v ← v − (1 − β₂) Δ² sign(v − Δ²), which forgets a large v more slowly."""
 
     name: ClassVar[str] = "fedyogi"
 
     def second_moment(self, v: jax.Array, square: jax.Array) -> jax.Array:
         """The next v, from v and Δ²."""
         return v - (1 - self.beta2) * square * jnp.sign(v - square)
-
-
-@record
-class FedAdagrad(FedAdam):
-    """FedAdam with v ← v + Δ², so that steps become smaller and smaller."""
-
-    name: ClassVar[str] = "fedadagrad"
-
-    beta1: Decay = 0.0
-    """β₁: decay of m, the mean of the combined uploads Δ."""
-
-    def second_moment(self, v: jax.Array, square: jax.Array) -> jax.Array:
-        """The next v, from v and Δ²."""
-        return v + square

@@ -1,7 +1,6 @@
 """q-FFL: a shared model that favours clients with large losses (q-FedAvg, Li et al., 2020).
 
-It minimises Σ f_i(w)^(q+1)/(q + 1). With q = 0 it is FedAvg with equal weights; for q → ∞ only the worst
-client counts.
+It minimises Σ p_i f_i(w)^(q+1)/(q + 1). With q = 0 it is FedAvg; for q → ∞ only the worst client counts.
 """
 
 from __future__ import annotations
@@ -19,7 +18,10 @@ from pfedme.core.tree import Params, record
 
 @record
 class QFFL(Algorithm):
-    """w ← w − β Σ f_i^q g_i / Σ (q f_i^(q−1) ‖g_i‖² + f_i^q/η), where g_i = (w − w_i)/η and f_i = f_i(w)."""
+    """w ← w − β Σ p_i f_i^q g_i/Σ p_i (q f_i^(q−1) ‖g_i‖² + f_i^q/η), where g_i = (w − w_i)/η, f_i = f_i(w).
+
+    With Δ_i = w_i − w and m_i ∝ p_i f_i^q, this is w + β Σ m_i Δ_i/(1 + (q/η) Σ m_i ‖Δ_i‖²/f_i).
+    """
 
     name: ClassVar[str] = "q-ffl"
     idea: ClassVar = "fair"
@@ -38,10 +40,9 @@ class QFFL(Algorithm):
         """A step whose size is an estimate of the inverse curvature of the objective."""
         delta, loss = uploads
         present = cohort.rows > 0
-        f = jnp.where(present, jnp.maximum(loss, 1e-10), 1)
-        square = jax.vmap(lambda d: d @ d)(delta) / self.eta**2
-        weight = jnp.where(present, f**self.q, 0)
-        curvature = jnp.where(present, self.q * f ** (self.q - 1) * square, 0) + weight / self.eta
-        total = jnp.sum(weight)
-        scale = (self.beta * total / (self.eta * jnp.sum(curvature))).astype(w.dtype)
-        return w + scale * self.combine(delta, weight / total, cohort.key)
+        f = jnp.where(present, jnp.maximum(loss, 1e-10), 0)
+        m = self.weights(cohort) * (f / jnp.max(f)) ** self.q  # f^q itself could overflow
+        m = m / jnp.sum(m)
+        ratio = jnp.where(present, jax.vmap(lambda d: d @ d)(delta) / f, 0)
+        scale = self.beta / (1 + self.q / self.eta * jnp.sum(m * ratio))
+        return w + scale.astype(w.dtype) * self.combine(delta, m, cohort.key)

@@ -40,8 +40,9 @@ class Scaffold(Algorithm):
         w, c = sent
         correction = c - c_i
         w_i = sgd(key, problem, w, eta=self.eta, steps=self.R, B=self.B, extra=lambda _: correction)
-        change = 1 / (self.R * self.eta) * (w - w_i) - c
-        return Update(upload=(w_i - w, change), state=c_i + change, models=Models(local=w_i), info={})
+        upload = w_i - w, 1 / (self.R * self.eta) * (w - w_i) - c
+        _, change = self.received(key, upload)  # so that c stays the mean of the c_i with any codec
+        return Update(upload, c_i + change, Models(local=w_i), {})
 
     def server_update(self, server: Any, uploads: Any, cohort: Cohort) -> Any:
         """w ← w + β Σ p_i Δ_i, and c ← c + |S|/N times the mean change of the c_i."""

@@ -13,8 +13,8 @@ from pfedme.core.models import Model
 from pfedme.core.problem import Problem
 from pfedme.core.tree import Params
 
-FIRST_MODELS, CODEC, SERVER = 2**32 - 1, 2**32 - 3, 2**32 - 4
-"""Numbers that are folded into keys for initial models, codecs and the server; larger than any round."""
+FIRST_MODELS, SERVER = 2**32 - 1, 2**32 - 4
+"""Numbers that are folded into keys for initial models and the server; larger than any round."""
 
 
 def first_model(model: Model, seed: Any, number: int = 0) -> Params:
@@ -60,7 +60,7 @@ def exchange(algorithm: Algorithm, model: Model, features: int, clients: int) ->
         state = algorithm.init(sent, first)
         problem = Problem(model, x, y, i, i, i, i, 1, algorithm.batches)
         update = algorithm.client_update(key, problem, sent, state)
-        return Exchange(server, sent, state, algorithm.codec.encode(key, update.upload))
+        return Exchange(server, sent, state, algorithm.encoded(key, update.upload))
 
     return jax.eval_shape(round, jax.random.key(0), x, y, one)
 

@@ -26,7 +26,7 @@ from pfedme.core.tree import Params
 from pfedme.data.federation import Federation, Part
 from pfedme.engine.devices import over_devices, padded, replicate
 from pfedme.engine.evaluation import Evaluation
-from pfedme.engine.exchange import CODEC, first_model, first_server, first_state, server_key
+from pfedme.engine.exchange import first_model, first_server, first_state, server_key
 from pfedme.engine.metrics import Blocks, Scores, Spread, score
 from pfedme.errors import InputError
 
@@ -363,7 +363,7 @@ def _reply(store: Store, job: Job, t: jax.Array, sent: Any, own: Any) -> Update:
     algorithm, key = job.algorithm, _own_key(job.key, t, store.ids[0])
     problem = store.problem(job.model, 0, t, algorithm.batches)
     update = algorithm.client_update(key, problem, sent, own)
-    return update._replace(upload=algorithm.codec.encode(jax.random.fold_in(key, CODEC), update.upload))
+    return update._replace(upload=algorithm.encoded(key, update.upload))
 
 
 @jax.jit
@@ -399,8 +399,7 @@ def _each(
             problem = store.problem(model, i, t, algorithm.batches)
             made = getattr(algorithm, method)(own_key, problem, algorithm.send(server, i), own_state)
             if method == "client_update":
-                codec, codec_key = algorithm.codec, jax.random.fold_in(own_key, CODEC)
-                made = made._replace(upload=codec.decode(codec.encode(codec_key, made.upload)))
+                made = made._replace(upload=algorithm.received(own_key, made.upload))
             return made
 
         return jax.vmap(client)(*work)
