@@ -10,7 +10,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from laws import assert_same_bits, flat, problem, there
+from laws import (
+    assert_close,
+    assert_same_bits,
+    federation,
+    flat,
+    problem,
+    softmax_regression,
+    there,
+    tiny,
+    trajectory,
+)
 from relatives import (
     COHORTS,
     ETA,
@@ -34,11 +44,12 @@ from relatives import (
 )
 
 from pfedme.algorithms import APFL, L2GD, MRMTL, Ditto, Mapper, PFedMe
+from pfedme.algorithms.aggregate import FedPAQ
 from pfedme.algorithms.base import Algorithm, Cohort, Update, sgd
 from pfedme.core.problem import Problem
 from pfedme.core.spec import NonNegative
 from pfedme.core.tree import Params, record
-from pfedme.engine.simulate import State
+from pfedme.engine.simulate import Simulation, State
 
 pytestmark = pytest.mark.usefixtures("double_precision_throughout")
 
@@ -287,3 +298,12 @@ def test_what_a_client_keeps_first_does_not_depend_on_when_it_joins(cls: type[Al
         return algorithm.init(algorithm.send(server, jnp.int32(0)), lambda _: first)
 
     assert_same_bits(kept(first), kept(at(np.zeros(3))))
+
+
+@pytest.mark.parametrize("cls", [MRMTL, L2GD])
+def test_w_stays_the_mean_of_what_clients_keep_through_any_codec(cls: type[Algorithm]):
+    algorithm = tiny(cls, B=0, codec=FedPAQ(levels=2))
+    sim = Simulation(algorithm, softmax_regression(), federation(), cohort=3)
+    for state in trajectory(sim, sim.start(), 4):
+        mean = there(state.clients).map(lambda a: jnp.mean(a, axis=0))
+        assert_close(sim.shared(state), mean)

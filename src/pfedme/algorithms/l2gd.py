@@ -74,7 +74,8 @@ class L2GD(Algorithm):
             return x - (self.eta / (1 - self.p)) * slope
 
         after = lax.fori_loop(0, steps, step, x - (self.eta * self.lam / self.p) * (x - mean))
-        return Update(upload=after - x, state=after, models=Models(personal=after), info={})
+        kept = x + self.received(key, after - x)  # so that x̄ stays the mean of the x_i with any codec
+        return Update(upload=after - x, state=kept, models=Models(personal=kept), info={})
 
     def server_update(self, server: Any, uploads: Params, cohort: Cohort) -> Any:
         """The mean of all x_i, and the coin."""

@@ -44,7 +44,8 @@ class MRMTL(Algorithm):
             return self.lam * (v - w)
 
         after = sgd(key, problem, v, eta=self.eta, steps=self.R, B=self.B, extra=pull)
-        return Update(upload=after - v, state=after, models=Models(personal=after), info={})
+        kept = v + self.received(key, after - v)  # so that w stays the mean of the v_i with any codec
+        return Update(upload=after - v, state=kept, models=Models(personal=kept), info={})
 
     def server_update(self, w: Params, uploads: Params, cohort: Cohort) -> Params:
         """The mean of all v_i, those of absent clients as they were (for β = 1)."""
