@@ -272,6 +272,7 @@ def test_algorithms_lists_every_algorithm_with_what_others_rely_on(capsys: pytes
         assert {"idea", "reference", "personal", "deployable"} <= fact.keys()
         assert (fact["why_not"] is None) == fact["deployable"]
         assert bool(cls.personal) == (fact["personal"] is not None)
+        assert bool(fact["sends"]) == cls.federated
         assert fact["reference"] or fact["name"] in ("alone", "pooled", "fedavg-ft"), fact["name"]
 
 

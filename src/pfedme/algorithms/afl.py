@@ -27,6 +27,7 @@ class AFL(Algorithm):
     name: ClassVar[str] = "afl"
     idea: ClassVar = "fair"
     reference: ClassVar[str] = "Mohri et al., 2019"
+    sends: ClassVar[str] = "w_i − w, and f_i(w), its loss on its training rows"
     tuned: ClassVar = {"gamma": (0.001, 0.01, 0.1)}
 
     gamma: Positive = 0.01

@@ -28,6 +28,7 @@ class APFL(Algorithm):
     name: ClassVar[str] = "apfl"
     idea: ClassVar = "near a shared model"
     reference: ClassVar[str] = "Deng et al., 2020"
+    sends: ClassVar[str] = "w_i − w, the change of the shared model"
     personal: ClassVar[str] = "α v + (1 − α) w, with the client's own v and the newest w"
     tuned: ClassVar = {"alpha": (0.25, 0.5, 0.75)}
 

@@ -26,6 +26,7 @@ class Aruba(Algorithm):
 
     name: ClassVar[str] = "aruba"
     reference: ClassVar[str] = "Khodak et al., 2019"
+    sends: ClassVar[str] = "w_i − w, and the sum of its squared gradients"
     personal: ClassVar[str] = "w after F steps with the learned step sizes"
     newcomer: ClassVar[str] = "w and the step sizes, for fine-tuning"
     tuned: ClassVar = {"zeta": (0.1, 1.0, 10.0)}

@@ -117,6 +117,8 @@ class Algorithm:
     """The authors and the year of the paper that it comes from."""
     personal: ClassVar[str] = ""
     """What a client's personal model is; empty if there is none."""
+    sends: ClassVar[str] = ""
+    """What leaves a client in each round; owners read it before they join."""
     newcomer: ClassVar[str] = "the shared model"
     """What a client that comes after training starts with."""
     simulated: ClassVar[str] = ""

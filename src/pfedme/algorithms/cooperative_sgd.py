@@ -28,6 +28,7 @@ class CooperativeSGD(Algorithm):
     name: ClassVar[str] = "cooperative-sgd"
     idea: ClassVar = "between clients"
     reference: ClassVar[str] = "Wang and Joshi, 2019"
+    sends: ClassVar[str] = "the change of its model x_i"
     personal: ClassVar[str] = "x_i, the client's model after averaging with its neighbours"
     newcomer: ClassVar[str] = "the mean of all clients' models"
     simulated: ClassVar[str] = "clients talk to each other, without a server"

@@ -31,6 +31,7 @@ class FedAMP(Algorithm):
     name: ClassVar[str] = "fedamp"
     idea: ClassVar = "between clients"
     reference: ClassVar[str] = "Huang et al., 2021"
+    sends: ClassVar[str] = "how far its personal model w_i is from u_i; the server keeps w_i"
     personal: ClassVar[str] = "w_i, after R steps from a mixture of models like the client's own"
     newcomer: ClassVar[str] = "nothing: it has no place among the models yet"
     has_global: ClassVar[bool] = False

@@ -17,6 +17,7 @@ class FedAvg(Algorithm):
 
     name: ClassVar[str] = "fedavg"
     reference: ClassVar[str] = "McMahan et al., 2017"
+    sends: ClassVar[str] = "w_i − w, the change of the shared model"
 
     aggregation: Aggregation = "samples"
     """Weights of the uploads: proportional to the training rows, as in McMahan et al., or equal."""

@@ -23,6 +23,7 @@ class FedDyn(Algorithm):
 
     name: ClassVar[str] = "feddyn"
     reference: ClassVar[str] = "Acar et al., 2021"
+    sends: ClassVar[str] = "y − w, the change of the shared model"
     tuned: ClassVar = {"lam": (0.01, 0.1, 1.0)}
 
     lam: Positive = 0.1

@@ -25,6 +25,7 @@ class FedMeta(Algorithm):
 
     name: ClassVar[str] = "fedmeta"
     reference: ClassVar[str] = "Chen et al., 2018"
+    sends: ClassVar[str] = "the changes of the shared model and of its step sizes"
     personal: ClassVar[str] = "w after one step of the learned sizes"
     newcomer: ClassVar[str] = "w and the step sizes, for one step"
     steps: ClassVar[tuple[str, ...]] = ("eta", "alpha")

@@ -33,6 +33,7 @@ class Gossip(Algorithm):
     name: ClassVar[str] = "gossip"
     idea: ClassVar = "between clients"
     reference: ClassVar[str] = "Vanhaesebrouck et al., 2017"
+    sends: ClassVar[str] = "the change of its own solution"
     personal: ClassVar[str] = "θ_i, the client's own solution smoothed over the graph"
     newcomer: ClassVar[str] = "nothing: it has no place in the graph yet"
     simulated: ClassVar[str] = "clients talk to each other, without a server"

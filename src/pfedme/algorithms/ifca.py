@@ -27,6 +27,7 @@ class IFCA(Algorithm):
     name: ClassVar[str] = "ifca"
     idea: ClassVar = "several shared"
     reference: ClassVar[str] = "Ghosh et al., 2020; Mansour et al., 2020"
+    sends: ClassVar[str] = "w_i − w_j, and which model w_j it has chosen"
     personal: ClassVar[str] = "the shared model with the least loss on the client's training rows"
     newcomer: ClassVar[str] = "the shared model with the least loss on its training rows"
     has_global: ClassVar[bool] = False
@@ -78,9 +79,8 @@ class IFCA(Algorithm):
 
     def answer(self, key: jax.Array, problem: Problem, sent: Any, state: Any) -> Any:
         """The best model as it was received."""
-        _, models = sent
-        best = jnp.argmin(jax.vmap(problem.loss(ALL_ROWS))(models))
-        return Models(personal=models[best]), {"cluster": best}
+        best = jnp.argmin(jax.vmap(problem.loss(ALL_ROWS))(sent[1]))
+        return Models(personal=sent[1][best]), {"cluster": best}
 
 
 @record

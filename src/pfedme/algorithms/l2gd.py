@@ -30,11 +30,10 @@ class L2GD(Algorithm):
     name: ClassVar[str] = "l2gd"
     idea: ClassVar = "near a shared model"
     reference: ClassVar[str] = "Hanzely and Richtárik, 2020"
+    sends: ClassVar[str] = "the change of its personal model x_i"
     personal: ClassVar[str] = "x_i, which the client keeps and trains in its rounds"
     newcomer: ClassVar[str] = "the mean x̄ of all clients' models"
-    simulated: ClassVar[str] = (
-        "in some rounds its clients take a single step, whose result would reveal the batch that it used"
-    )
+    simulated: ClassVar[str] = "its clients sometimes take a single step, which would reveal the batch's rows"
     steps: ClassVar[tuple[str, ...]] = ("eta", "p")
     tuned: ClassVar = {"lam": (0.05, 0.5, 2.0)}
 

@@ -33,6 +33,7 @@ class LabelPrior(Algorithm):
     name: ClassVar[str] = "label-prior"
     idea: ClassVar = "near a shared model"
     reference: ClassVar[str] = "Bayes' rule; Menon et al., 2021, for logits with a prior in training"
+    sends: ClassVar[str] = "w_i − w, and how often each label occurs in its training rows"
     personal: ClassVar[str] = "w with the client's label frequencies in its logits"
     newcomer: ClassVar[str] = "w with its own label frequencies"
     tuned: ClassVar = {"smoothing": (1.0, 3.0, 10.0)}
@@ -61,8 +62,7 @@ class LabelPrior(Algorithm):
 
     def client_update(self, key: jax.Array, problem: Problem, sent: Any, state: Any) -> Update:
         """R steps to w_i; w_i − w, and the client's label frequencies, are sent."""
-        w, pi = sent
-        theta = self.corrected(problem, w, pi)
+        (w, pi), theta = sent, self.corrected(problem, *sent)
         start = theta if self.form == "training" else w
         change = sgd(key, problem, start, eta=self.eta, steps=self.R, B=self.B) - start
         own = problem.label_counts(len(pi)) / problem.count.astype(pi.dtype)

@@ -34,6 +34,7 @@ class Mapper(Algorithm):
     name: ClassVar[str] = "mapper"
     idea: ClassVar = "near a shared model"
     reference: ClassVar[str] = "Mansour et al., 2020"
+    sends: ClassVar[str] = "w_i − w, the change of the shared model"
     personal: ClassVar[str] = "λ θ + (1 − λ) w, with the client's own θ and λ and the newest w"
 
     mix: Annotated[float, Bound(least=0, most=1)] | None = None

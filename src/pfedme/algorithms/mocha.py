@@ -31,6 +31,7 @@ class Mocha(Algorithm):
     name: ClassVar[str] = "mocha"
     idea: ClassVar = "between clients"
     reference: ClassVar[str] = "Smith et al., 2017"
+    sends: ClassVar[str] = "the change of its personal model w_i, which the server keeps"
     personal: ClassVar[str] = "w_i, after R steps from the model that the server keeps for the client"
     newcomer: ClassVar[str] = "nothing: Ω does not include it"
     has_global: ClassVar[bool] = False

@@ -23,6 +23,7 @@ class MRMTL(Algorithm):
     name: ClassVar[str] = "mr-mtl"
     idea: ClassVar = "near a shared model"
     reference: ClassVar[str] = "Liu et al., 2022"
+    sends: ClassVar[str] = "the change of its personal model v_i"
     personal: ClassVar[str] = "v_i, which the client keeps and trains in its rounds, pulled towards the mean"
     tuned: ClassVar = {"lam": (0.05, 0.5, 2.0)}
 

@@ -24,6 +24,7 @@ class PartlyShared(Algorithm):
 
     idea: ClassVar = "partly shared"
     personal: ClassVar[str] = "the shared layers with the client's own"
+    sends: ClassVar[str] = "the change of the shared layers"
     newcomer: ClassVar[str] = "the shared layers with untrained private ones"
     has_global: ClassVar[bool] = False
 

@@ -24,6 +24,7 @@ class PerFedAvg(Algorithm):
 
     name: ClassVar[str] = "per-fedavg"
     reference: ClassVar[str] = "Fallah et al., 2020"
+    sends: ClassVar[str] = "w_i − w, the change of the shared model"
     personal: ClassVar[str] = "w after one step on the client's rows"
     newcomer: ClassVar[str] = "the shared model, for one step"
 

@@ -30,6 +30,7 @@ class PFedMe(Algorithm):
     name: ClassVar[str] = "pfedme"
     idea: ClassVar = "near a shared model"
     reference: ClassVar[str] = "Dinh et al., 2020"
+    sends: ClassVar[str] = "w_i − w, the change of the shared model"
     personal: ClassVar[str] = "θ_i = argmin f_i(θ) + λ/2 ‖θ − w‖²"
     tuned: ClassVar = {"lam": (0.5, 5.0, 15.0)}
     steps: ClassVar[tuple[str, ...]] = ("eta", "alpha")
@@ -74,7 +75,6 @@ class PFedMe(Algorithm):
     def client_update(self, key: jax.Array, problem: Problem, w: Params, state: Any) -> Update:
         """Lines 5 to 9 of Algorithm 1. The personal model is θ̃_i of the last local round."""
         lam = state if self.rechoose else self.lam
-
         inner = {"lam": lam, "alpha": self.alpha, "K": self.K, "nu": self.nu, "solver": self.solver}
 
         def local_round(carry: tuple[Params, Params, Params], rows: jax.Array) -> tuple[Any, jax.Array]:

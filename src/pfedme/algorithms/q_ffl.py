@@ -26,6 +26,7 @@ class QFFL(Algorithm):
     name: ClassVar[str] = "q-ffl"
     idea: ClassVar = "fair"
     reference: ClassVar[str] = "Li et al., 2020 (q-FFL)"
+    sends: ClassVar[str] = "w_i − w, and f_i(w), its loss on its training rows"
     tuned: ClassVar = {"q": (0.1, 1.0, 5.0)}
 
     q: NonNegative = 1.0

@@ -25,6 +25,7 @@ class Scaffold(Algorithm):
 
     name: ClassVar[str] = "scaffold"
     reference: ClassVar[str] = "Karimireddy et al., 2020"
+    sends: ClassVar[str] = "w_i − w, and the change of c_i, an estimate of its gradient"
 
     def begin(self, key: jax.Array, first: Callable[[int], Params], total: int) -> Any:
         """w, and c = 0."""

@@ -65,6 +65,7 @@ def description(cls: type[Algorithm]) -> dict[str, Any]:
         "about": inspect.cleandoc(cls.__doc__ or "").partition("\n\n")[0].replace("\n", " "),
         "reference": cls.reference,
         "personal": cls.personal or None,
+        "sends": cls.sends or None,
         "newcomer": cls.newcomer,
         "gradients": gradients(made),
         "deployable": not cls.simulated and cls.federated,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pfedme.algorithms import ALGORITHMS
 from pfedme.data.fitting import Moments, Told
 from pfedme.deploy.messages import Words
 from pfedme.deploy.policy import Policy
@@ -25,10 +26,17 @@ def plan_lines(plan: Words, sha: str) -> list[str]:
         f"  model      {plan['model']['name']}{': ' + model if model else ''}",
         f"  rounds     {plan['rounds']}, cohorts of {cohort}, at least {plan['min_clients']} clients",
         f"  seed       {plan['seed']}",
+        f"  sends      {sends(plan)}",
     ]
     if plan["eval_every"]:
         lines.append(f"  evaluated  every {plan['eval_every']} rounds")
     return [*lines, f"  SHA-256    {sha}"]
+
+
+def sends(plan: Words) -> str:
+    """What leaves a client in each round."""
+    name = plan["algorithm"]["name"]
+    return ALGORITHMS[name].sends if name in ALGORITHMS and ALGORITHMS[name].sends else f"what {name} defines"
 
 
 def told_lines(told: Told, policy: Policy) -> list[str]:
@@ -47,7 +55,7 @@ def told_lines(told: Told, policy: Policy) -> list[str]:
             f"Text values that occur in fewer than {policy.min_count} training rows are not revealed, nor "
             "are numbers that are all equal; for numbers with few distinct values, only one digit is."
         )
-    return [*lines, "In each round an update of the model leaves, but no row."]
+    return [*lines, "In each round only what the plan sends leaves, and no row."]
 
 
 def _moments(own: Moments | None) -> str:

@@ -38,11 +38,12 @@ def print_algorithm(fact: dict[str, Any], cls: type[Algorithm]) -> None:
     deployed = "yes" if fact["deployable"] else f"no: {fact['why_not'] or 'nothing is shared'}"
     rows = [
         ("personal model", fact["personal"] or "none"),
+        ("a client sends", fact["sends"] or "nothing"),
         ("a newcomer gets", fact["newcomer"]),
         ("gradients", f"{fact['gradients']} per client and round with the default settings"),
         ("can be deployed", deployed),
     ]
-    console.print(_pairs(rows if fact["gradients"] is not None else [*rows[:2], rows[3]]))
+    console.print(_pairs(rows if fact["gradients"] is not None else [*rows[:3], rows[4]]))
     docs, default = help_of(cls), cls()
     console.print("\n[bold]hyperparameters[/bold]")
     shown = [(flag(name), f"{docs[name]} ({_written(getattr(default, name))})") for name in field_types(cls)]
