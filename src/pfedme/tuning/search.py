@@ -73,16 +73,22 @@ grid is in the spirit of the paper's settings."""
 
 
 def axes(algorithm: Algorithm) -> dict[str, Axis]:
-    """The axes of an algorithm: one for each of its fields that is in `AXES` and has an effect.
+    """The axes of an algorithm: one for each of its fields that is in `AXES` and has an effect, and for those
+    of its main hyperparameters that are not.
 
-    >>> from pfedme.algorithms import Alone, PFedMe
+    >>> from pfedme.algorithms import APFL, Alone, PFedMe
     >>> list(axes(PFedMe())), list(axes(PFedMe(nu=0.1))), list(axes(Alone()))
     (['lam', 'eta', 'alpha', 'beta', 'R', 'K', 'aggregation'],
      ['lam', 'eta', 'alpha', 'beta', 'R', 'aggregation'], ['eta', 'R'])
+    >>> axes(APFL())["alpha"].grid
+    (0.25, 0.5, 0.75)
     """
     idle = set() if algorithm.federated else {"beta", "aggregation"}  # no server, nothing to mix
     idle |= {"K"} if to_json(algorithm).get("nu") else set()
-    return {k: axis for k, axis in AXES.items() if k in field_types(type(algorithm)) and k not in idle}
+    idle |= {"eta", "alpha"} - set(algorithm.steps)  # an alpha that is not a step size
+    found = {k: axis for k, axis in AXES.items() if k in field_types(type(algorithm)) and k not in idle}
+    own = {k: tuple(values) for k, values in algorithm.tuned.items() if k not in found}
+    return {k: Axis(CategoricalDistribution(values), values) for k, values in own.items()} | found
 
 
 def _trained_enough(run: Run, watch: Watch) -> tuple[Run, dict[str, float]]:
