@@ -86,6 +86,7 @@ def test_ditto_pulls_by_default():
         check_that_it_is_not_alone_by_default(Mutant)
 
 
+@pytest.mark.slow
 def test_dittos_check_finds_a_pull_towards_the_local_model():
     @record
     class Mutant(Ditto):
@@ -129,6 +130,7 @@ def test_with_lambda_zero_mr_mtls_models_are_alone():
     assert_exact(stacked(states[-1].clients), [alone(0, 1), alone(1, 1), alone(2, 2), w0])
 
 
+@pytest.mark.slow
 def test_mr_mtls_check_finds_a_mean_over_the_cohort():
     @record
     class Mutant(MRMTL):
@@ -255,6 +257,7 @@ def test_l2gds_check_finds_a_fixed_schedule():
         check_coin(Mutant)
 
 
+@pytest.mark.slow
 def test_l2gds_check_finds_a_mean_over_the_cohort():
     @record
     class Mutant(L2GD):
