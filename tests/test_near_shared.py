@@ -14,13 +14,16 @@ from laws import assert_same_bits, flat, problem, there
 from relatives import (
     COHORTS,
     ETA,
+    FED,
     LAM,
     LINE,
+    MODEL,
     PLAIN,
     STEPS,
     N,
     alone,
     answers,
+    asked,
     assert_exact,
     at,
     averaged,
@@ -267,6 +270,15 @@ def test_l2gds_check_finds_a_mean_over_the_cohort():
 
     with pytest.raises(AssertionError):
         check_l2gd(Mutant)
+
+
+def test_r_has_no_effect_on_l2gd():
+    (start,) = rounds_of(L2GD(p=P, **PLAIN), cohorts=())
+    programs = [
+        jax.make_jaxpr(L2GD(p=P, B=0, eta=ETA, R=R).client_update)(*asked(L2GD(), MODEL, FED, start, 0))
+        for R in (1, 9)
+    ]
+    assert str(programs[0]) == str(programs[1])
 
 
 def test_l2gds_p_and_eta_are_the_best_and_the_largest_stable_ones():

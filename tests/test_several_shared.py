@@ -203,6 +203,11 @@ def test_k_means_finds_the_best_of_all_partitions_of_those_who_are_there():
         np.testing.assert_allclose(cost_of(there, found[present].argmax(axis=1)), want, rtol=1e-9)
 
 
+def test_uploads_that_are_not_finite_do_not_pass_unnoticed():
+    points = jnp.array([[1.0, 0.0], [0.0, jnp.nan]])
+    assert np.asarray(directions(jax.random.key(0), points, jnp.ones(2, bool), 1)).any()
+
+
 def test_after_the_warm_up_each_model_begins_with_a_group_of_similar_clients():
     algorithm = IFCA(clusters=2, start="directions", warmup=1, **STEPS)
     everyone = range(N)
