@@ -9,16 +9,9 @@ import pytest
 from test_deploy import QUICK, Room, deployed, owners
 
 from pfedme.algorithms import (
-    APFL,
     IFCA,
-    MRMTL,
     Algorithm,
-    Ditto,
-    FedAMP,
-    FedPer,
-    FedRep,
     LabelPrior,
-    Mapper,
     Mocha,
 )
 from pfedme.core.models import DNN, MLR, Description
@@ -35,16 +28,7 @@ SMALL = DNN(hidden=(4,))
     ("algorithm", "model"),
     [
         (Mocha(**QUICK), MLR()),
-        pytest.param(IFCA(clusters=3, warmup=1, **QUICK), MLR(), marks=pytest.mark.slow),
-        pytest.param(IFCA(clusters=2, start="random", **QUICK), SMALL, marks=pytest.mark.slow),
-        pytest.param(FedAMP(**QUICK), SMALL, marks=pytest.mark.slow),
-        pytest.param(APFL(**QUICK), SMALL, marks=pytest.mark.slow),
-        pytest.param(Ditto(**QUICK), SMALL, marks=pytest.mark.slow),
-        pytest.param(Mapper(**QUICK), SMALL, marks=pytest.mark.slow),
-        pytest.param(MRMTL(**QUICK), SMALL, marks=pytest.mark.slow),
-        pytest.param(FedPer(**QUICK), SMALL, marks=pytest.mark.slow),
-        pytest.param(FedRep(**QUICK), SMALL, marks=pytest.mark.slow),
-        pytest.param(LabelPrior(**QUICK), SMALL, marks=pytest.mark.slow),
+        (IFCA(clusters=3, warmup=1, **QUICK), MLR()),
         pytest.param(LabelPrior(form="training", **QUICK), SMALL, marks=pytest.mark.slow),
     ],
     ids=lambda value: getattr(value, "name", type(value).__name__),

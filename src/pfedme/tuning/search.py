@@ -73,22 +73,28 @@ grid is in the spirit of the paper's settings."""
 
 
 def axes(algorithm: Algorithm) -> dict[str, Axis]:
-    """The axes of an algorithm: one for each of its fields that is in `AXES` and has an effect, and for those
-    of its main hyperparameters that are not.
+    """The axes of an algorithm: one for each of its fields that is in `AXES` and has an effect.
 
-    >>> from pfedme.algorithms import APFL, Alone, PFedMe
+    >>> from pfedme.algorithms import Alone, PFedMe
     >>> list(axes(PFedMe())), list(axes(PFedMe(nu=0.1))), list(axes(Alone()))
     (['lam', 'eta', 'alpha', 'beta', 'R', 'K', 'aggregation'],
      ['lam', 'eta', 'alpha', 'beta', 'R', 'aggregation'], ['eta', 'R'])
-    >>> axes(APFL())["alpha"].grid
-    (0.25, 0.5, 0.75)
     """
     idle = set() if algorithm.federated else {"beta", "aggregation"}  # no server, nothing to mix
     idle |= {"K"} if to_json(algorithm).get("nu") else set()
-    idle |= {"eta", "alpha"} - set(algorithm.steps)  # an alpha that is not a step size
-    found = {k: axis for k, axis in AXES.items() if k in field_types(type(algorithm)) and k not in idle}
-    own = {k: tuple(values) for k, values in algorithm.tuned.items() if k not in found}
-    return {k: Axis(CategoricalDistribution(values), values) for k, values in own.items()} | found
+    idle |= {"eta", "alpha"} - set(algorithm.steps)
+    fields = [name for name in AXES if name in field_types(type(algorithm)) and name not in idle]
+    own = {name: among(values) for name, values in algorithm.tuned.items() if name != "lam"}
+    return {name: AXES[name] for name in fields} | own
+
+
+def among(values: tuple[float, ...]) -> Axis:
+    """The values to try for a hyperparameter, in a range that they span.
+
+    >>> among((0.1, 1.0, 10.0)).range
+    FloatDistribution(high=10.0, log=True, low=0.1, step=None)
+    """
+    return Axis(_log(min(values), max(values)), values)
 
 
 def _trained_enough(run: Run, watch: Watch) -> tuple[Run, dict[str, float]]:
