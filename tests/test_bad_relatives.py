@@ -3,18 +3,22 @@ command."""
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
 import polars as pl
 import pytest
+from optuna.distributions import CategoricalDistribution
 from test_bad_input import refused
 
 import pfedme
-from pfedme.algorithms import IFCA, FedPer, LabelPrior, Mocha
+from pfedme.algorithms import ALGORITHMS, IFCA, Algorithm, FedPer, LabelPrior, Mocha
 from pfedme.core.models import DNN, MLR
+from pfedme.core.spec import check
 from pfedme.deploy.plan import Plan
 from pfedme.errors import InputError
+from pfedme.tuning.search import axes
 
 DATA = "--data synthetic:clients=4,rows=40,features=5,classes=3"
 TINY = f"{DATA} --rounds 2 --cohort 2 --R 2 --B 5 --out out"
@@ -146,3 +150,12 @@ def test_a_plan_counts_the_clients_that_a_server_waits_for():
     Plan(algorithm=FedPer(), model=DNN(hidden=(4,))).checked()
     with pytest.raises(InputError, match="trains 3 models, more than there are clients \\(2\\)"):
         Plan(algorithm=IFCA(clusters=3), model=MLR(), min_clients=2).checked()
+
+
+@pytest.mark.parametrize("cls", ALGORITHMS.values(), ids=ALGORITHMS)
+def test_a_search_tries_only_what_an_algorithm_allows(cls: type[Algorithm]):
+    """An alpha, for example, can be a step size, or a weight between 0 and 1."""
+    for name, axis in axes(cls()).items():
+        bounds = () if isinstance(axis.range, CategoricalDistribution) else (axis.range.low, axis.range.high)
+        for value in (*axis.grid, *bounds):
+            check(dataclasses.replace(cls(), **{name: value}), cls.name)

@@ -17,6 +17,7 @@ from pfedme.algorithms import (
 from pfedme.core.models import DNN, MLR, Description
 from pfedme.data.table import Table
 from pfedme.deploy.plan import Plan
+from pfedme.errors import InputError
 from pfedme.export import load
 from pfedme.runs.run import Run
 
@@ -49,3 +50,11 @@ def test_deployed_clients_have_the_models_of_a_simulation(
         mine = load(tmp_path / "state" / name / "model")
         assert mine.origin["which"] == "personal"
         np.testing.assert_allclose(mine.theta.ravel(), theta, rtol=1e-4, atol=1e-5 * np.abs(theta).max())
+
+
+def test_a_server_stops_before_it_binds_clients_if_their_label_does_not_fit(tmp_path: Path):
+    room = Room(owners(tmp_path, quantity=True), tmp_path / "state")
+    plan = Plan(algorithm=LabelPrior(**QUICK), model=MLR(), rounds=2, min_clients=5)
+    with pytest.raises(InputError, match="label-prior needs classes"):
+        deployed(tmp_path, plan, room)
+    assert {kind for kind, _, _ in room.sent} == {"agree", "refuse"}

@@ -136,7 +136,9 @@ class Backwards(LabelPrior):
         return 2 * w - super().corrected(problem, w, pi)
 
 
-@pytest.mark.parametrize(("mutant", "form"), [(Untouched, "end"), (Backwards, "training")])
+@pytest.mark.parametrize(
+    ("mutant", "form"), [(Untouched, "end"), pytest.param(Backwards, "training", marks=pytest.mark.slow)]
+)
 def test_the_checks_find_a_wrong_correction(mutant, form):
     for check in (check_label_prior, check_bayes):
         with pytest.raises(AssertionError):

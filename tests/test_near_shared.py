@@ -24,13 +24,16 @@ from laws import (
 from relatives import (
     COHORTS,
     ETA,
+    FED,
     LAM,
     LINE,
+    MODEL,
     PLAIN,
     STEPS,
     N,
     alone,
     answers,
+    asked,
     assert_exact,
     at,
     averaged,
@@ -97,6 +100,7 @@ def test_ditto_pulls_by_default():
         check_that_it_is_not_alone_by_default(Mutant)
 
 
+@pytest.mark.slow
 def test_dittos_check_finds_a_pull_towards_the_local_model():
     @record
     class Mutant(Ditto):
@@ -140,6 +144,7 @@ def test_with_lambda_zero_mr_mtls_models_are_alone():
     assert_exact(stacked(states[-1].clients), [alone(0, 1), alone(1, 1), alone(2, 2), w0])
 
 
+@pytest.mark.slow
 def test_mr_mtls_check_finds_a_mean_over_the_cohort():
     @record
     class Mutant(MRMTL):
@@ -266,6 +271,7 @@ def test_l2gds_check_finds_a_fixed_schedule():
         check_coin(Mutant)
 
 
+@pytest.mark.slow
 def test_l2gds_check_finds_a_mean_over_the_cohort():
     @record
     class Mutant(L2GD):
@@ -275,6 +281,15 @@ def test_l2gds_check_finds_a_mean_over_the_cohort():
 
     with pytest.raises(AssertionError):
         check_l2gd(Mutant)
+
+
+def test_r_has_no_effect_on_l2gd():
+    (start,) = rounds_of(L2GD(p=P, **PLAIN), cohorts=())
+    programs = [
+        jax.make_jaxpr(L2GD(p=P, B=0, eta=ETA, R=R).client_update)(*asked(L2GD(), MODEL, FED, start, 0))
+        for R in (1, 9)
+    ]
+    assert str(programs[0]) == str(programs[1])
 
 
 def test_l2gds_p_and_eta_are_the_best_and_the_largest_stable_ones():

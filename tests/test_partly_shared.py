@@ -289,8 +289,8 @@ class HeadTrained(FedBABU):
         (check_lg_fedavg, WrongHalf),
         (check_fedper, FedPerThatSharesAll),
         (check_fedrep, FedRepThatSharesAll),
-        (check_fedrep, BodyFirst),
-        (check_fedbabu, HeadTrained),
+        pytest.param(check_fedrep, BodyFirst, marks=pytest.mark.slow),
+        pytest.param(check_fedbabu, HeadTrained, marks=pytest.mark.slow),
     ],
 )
 def test_the_checks_find(checked: Callable[[type], None], mutant: type):

@@ -17,6 +17,7 @@ from relatives import (
     COHORTS,
     FED,
     L2,
+    MODEL,
     ROWS,
     STEPS,
     N,
@@ -35,6 +36,8 @@ from pfedme.algorithms.aggregate import RFA, Combine, Mean
 from pfedme.algorithms.kmeans import directions
 from pfedme.core.problem import ALL_ROWS, Problem
 from pfedme.core.tree import record
+from pfedme.engine.simulate import Simulation
+from pfedme.errors import InputError
 
 pytestmark = pytest.mark.usefixtures("double_precision_throughout")
 
@@ -90,12 +93,20 @@ def test_hypcluster_is_another_name_for_it():
     } == set()
 
 
-def test_with_one_cluster_it_is_fedavg():
-    for start in ("random", "directions"):
-        states = rounds_of(IFCA(clusters=1, start=start, warmup=1, **STEPS))
-        plain = rounds_of(FedAvg(aggregation="uniform", **STEPS))
-        for state, fedavg in zip(states, plain, strict=True):
-            assert_exact(stacked(state.server[1])[0], flat(fedavg.server))
+@pytest.mark.parametrize("start", ["random", pytest.param("directions", marks=pytest.mark.slow)])
+def test_with_one_cluster_it_is_fedavg(start):
+    states = rounds_of(IFCA(clusters=1, start=start, warmup=1, **STEPS))
+    plain = rounds_of(FedAvg(aggregation="uniform", **STEPS))
+    for state, fedavg in zip(states, plain, strict=True):
+        assert_exact(stacked(state.server[1])[0], flat(fedavg.server))
+
+
+def test_a_client_on_its_own_has_models_for_all_clients():
+    """As a deployed one does."""
+    one, algorithm = FED.take([0]), IFCA(**TWO)
+    Simulation(algorithm, MODEL, one, cohort=1, total=N)
+    with pytest.raises(InputError, match="trains 2 models, more than there are clients"):
+        Simulation(algorithm, MODEL, one, cohort=1)
 
 
 def test_permuting_the_clusters_permutes_the_results():
@@ -148,6 +159,7 @@ def test_the_checks_find_a_choice_by_test_labels():
             check(Mutant)
 
 
+@pytest.mark.slow
 def test_the_check_finds_a_mean_over_clients_of_other_clusters():
     @record
     class Mutant(IFCA):
@@ -189,6 +201,11 @@ def test_k_means_finds_the_best_of_all_partitions_of_those_who_are_there():
         there = points[present]
         want = cost_of(there, best_groups(there, 3))
         np.testing.assert_allclose(cost_of(there, found[present].argmax(axis=1)), want, rtol=1e-9)
+
+
+def test_uploads_that_are_not_finite_do_not_pass_unnoticed():
+    points = jnp.array([[1.0, 0.0], [0.0, jnp.nan]])
+    assert np.asarray(directions(jax.random.key(0), points, jnp.ones(2, bool), 1)).any()
 
 
 def test_after_the_warm_up_each_model_begins_with_a_group_of_similar_clients():

@@ -4,15 +4,13 @@ federated clustering, Ghosh et al., 2020; HypCluster, Mansour et al., 2020)."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from pfedme.algorithms.base import Algorithm, Cohort, Models, Update, sgd
-from pfedme.algorithms.kmeans import directions
+from pfedme.algorithms.kmeans import STARTS, directions
 from pfedme.core.models import Model
 from pfedme.core.problem import ALL_ROWS, Problem
 from pfedme.core.spec import Count, Index
@@ -66,8 +64,9 @@ class IFCA(Algorithm):
         """Each model moves by the mean of the clients that chose it; one that nobody chose stays."""
         (left, models), (chosen, delta) = server, uploads
         if self.start == "directions":
-            grouped = partial(directions, cohort.key, delta, cohort.rows > 0, self.clusters)
-            chosen = lax.cond(left == -1, grouped, lambda: chosen)
+            now = left == -1  # not as a condition, of which vmap would compute both branches in every round
+            found = directions(cohort.key, delta, cohort.rows > 0, self.clusters, jnp.where(now, STARTS, 0))
+            chosen = jnp.where(now, found, chosen)
 
         def moved(w: Params, weights: jax.Array) -> Params:
             total = jnp.sum(weights)

@@ -12,9 +12,11 @@ STARTS, STEPS = 16, 20
 """How often k-means starts anew, and its steps each time."""
 
 
-def directions(key: jax.Array, uploads: Any, present: jax.Array, k: int) -> jax.Array:
+def directions(
+    key: jax.Array, uploads: Any, present: jax.Array, k: int, starts: jax.typing.ArrayLike = STARTS
+) -> jax.Array:
     """k-means of the uploads, each scaled to length one: a matrix with a row for each upload and a one in the
-    column of its group. Rows of clients that are not `present` are zero.
+    column of its group. Rows of clients that are not `present` are zero, and all are if it never `starts`.
 
     Only inner products are needed, because every centre is a mean of uploads.
 
@@ -53,5 +55,10 @@ def directions(key: jax.Array, uploads: Any, present: jax.Array, k: int) -> jax.
         group = lax.fori_loop(0, STEPS, lambda _, g: nearest(distances(g)), nearest(distances(seeds)))
         return group, jnp.sum(jnp.min(distances(group), axis=1) * present)
 
-    groups, cost = lax.map(tried, jax.random.split(key, STARTS))
-    return groups[jnp.argmin(cost)]
+    def better(j: jax.Array, best: tuple[jax.Array, jax.Array]) -> Any:
+        group, cost = tried(jax.random.fold_in(key, j))
+        # Not `cost < best[1]`: groups of uploads that are not finite must show in what becomes of them.
+        return jnp.where(cost >= best[1], best[0], group), jnp.minimum(cost, best[1])
+
+    nothing = jnp.zeros((len(flat), k), flat.dtype), jnp.array(jnp.inf, flat.dtype)
+    return lax.fori_loop(0, starts, better, nothing)[0]
