@@ -16,7 +16,7 @@ import pytest
 from pfedme.cli import main
 from pfedme.data import parse_data
 from pfedme.data.federation import Federation
-from pfedme.data.mnist import FILES, Mnist, load_idx, standardised
+from pfedme.data.mnist import FILES, Mnist, decoded, from_folder, standardised
 from pfedme.errors import InputError
 from pfedme.files import cache_folder
 
@@ -25,7 +25,7 @@ from pfedme.files import cache_folder
 def digits() -> tuple[np.ndarray, np.ndarray]:
     """All images and labels, read here from the files that the product has fetched."""
     try:
-        load_idx(None)
+        Mnist().fetched()
     except InputError as reason:
         pytest.skip(str(reason))
     raw = {name: (cache_folder() / "mnist" / name).read_bytes() for name in FILES}
@@ -73,7 +73,7 @@ def rows_of(f: Federation, client: int) -> np.ndarray:
 
 
 def test_mnist_has_70000_images(digits: tuple[np.ndarray, np.ndarray]):
-    images, labels = load_idx(None)
+    images, labels = decoded(Mnist().fetched())
     assert images.shape == (70_000, 784)
     assert (images == digits[0]).all()
     assert (labels == digits[1]).all()
@@ -287,7 +287,7 @@ def test_whatever_byte_of_a_gz_file_is_flipped_it_is_used_whole_or_refused(tmp_p
     for place in range(len(whole)):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 0x10]) + whole[place + 1 :])
         try:
-            got = load_idx(tmp_path / "idx")
+            got = decoded(from_folder(tmp_path / "idx"))
         except InputError:
             continue
         assert (got[0] == images).all()

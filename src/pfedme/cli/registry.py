@@ -31,7 +31,7 @@ COMMANDS = {
             "pfedme.cli.personalize",
         ),
         Command("tune", "search for hyperparameters on validation rows", "pfedme.cli.tune"),
-        Command("data", "describe a federation", "pfedme.cli.data"),
+        Command("data", "describe a federation, or list those that have a name", "pfedme.cli.data"),
         Command("reproduce", "run the paper's experiments and judge its claims", "pfedme.cli.reproduce"),
         Command(
             "study", "measure what joining is worth, and how often the verdict is wrong", "pfedme.cli.study"
