@@ -65,7 +65,8 @@ class Entry:
     label: str
     drop: tuple[str, ...] = ()
     """Identifiers, copies of the label, and what is known only after it."""
-    task: Literal["classification", "regression"] = "classification"
+    task: Literal["regression"] | None = None
+    """regression for a quantity; otherwise the label is a class."""
     impute: Literal["mean"] | None = None
     prepare: Callable[[pl.DataFrame], pl.DataFrame] = lambda frame: frame
 
