@@ -72,7 +72,7 @@ def parse_data(text: str, options: Mapping[str, Any] | None = None) -> Source:
             f"leave the option out{own}."
         )
     if name not in known:
-        raise InputError(f"{unknown('data', name, known)} Or give the path of a table.")
+        raise InputError(f"{str(unknown('data', name, known))[:-1]}, or the path of a table.")
     return parse(text, known, "data")
 
 

@@ -115,12 +115,12 @@ def complaint(said: str) -> str:
     >>> complaint("npm error code ECONNREFUSED\\nnpm error syscall connect\\n")
     'code ECONNREFUSED, syscall connect'
     """
-    lines = [line.strip() for line in said.splitlines()]
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
     if any("DO NOT MATCH THE HASHES" in line for line in lines):
         return "its content is not what it should be (another SHA-256)"
     errors = [line.removeprefix("ERROR:").strip(" .") for line in lines if line.startswith("ERROR:")]
-    if errors:
-        return errors[-1]
+    if errors:  # an exception is followed by its traceback
+        return lines[-1] if errors[-1] == "Exception:" else errors[-1]
     errors = [line.partition("error ")[2] for line in lines if line.lower().startswith("npm err")]
     return ", ".join(filter(None, errors[:2])) or "it was not delivered"
 

@@ -55,6 +55,7 @@ ALLOWED: dict[tuple[str, str], Any] = {
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         """What a name stands for, if it is allowed."""
+        module = module.replace("numpy._core", "numpy.core")  # its name since NumPy 2
         if (module, name) not in ALLOWED:
             raise pickle.UnpicklingError(f"a data frame needs no {module}.{name}")
         return ALLOWED[module, name]
