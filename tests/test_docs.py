@@ -17,6 +17,9 @@ import pfedme.runs.run
 import pfedme.training.execute
 from pfedme.cli import help_page, main
 from pfedme.cli.registry import COMMANDS
+from pfedme.data.mnist import Images
+from pfedme.data.natural import Natural
+from pfedme.data.synthetic import Synthetic
 from pfedme.data.table import Table
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -91,7 +94,8 @@ def understood(
     monkeypatch.setattr(import_module("pfedme.tuning.tune"), "tune", stop)
     monkeypatch.setattr(import_module("pfedme.experiments.verdicts"), "study_verdicts", stop)
     monkeypatch.setattr(pfedme.runs.run, "_load", stop)  # other tests may have loaded the rows already
-    monkeypatch.setattr(Table, "load", stop)
+    for source in (Table, Natural, Images, Synthetic):
+        monkeypatch.setattr(source, "load", stop)
     if importlib.util.find_spec("flwr"):
         from pfedme.deploy import create_keys, serve, supervise_client
 

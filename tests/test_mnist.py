@@ -1,4 +1,4 @@
-"""MNIST in three partitions, from the cache or from the user's own files."""
+"""MNIST and Fashion-MNIST in their partitions, from the cache or from the user's own files."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ import numpy as np
 import pytest
 
 from pfedme.cli import main
+from pfedme.core.spec import field_types
 from pfedme.data import parse_data
+from pfedme.data.fashion import FashionMnist, idx
 from pfedme.data.federation import Federation
-from pfedme.data.mnist import FILES, Mnist, load_idx, standardised
+from pfedme.data.mnist import FILES, Mnist, decoded, from_folder, standardised
 from pfedme.errors import InputError
 from pfedme.files import cache_folder
 
@@ -25,7 +27,7 @@ from pfedme.files import cache_folder
 def digits() -> tuple[np.ndarray, np.ndarray]:
     """All images and labels, read here from the files that the product has fetched."""
     try:
-        load_idx(None)
+        Mnist().fetched()
     except InputError as reason:
         pytest.skip(str(reason))
     raw = {name: (cache_folder() / "mnist" / name).read_bytes() for name in FILES}
@@ -73,7 +75,7 @@ def rows_of(f: Federation, client: int) -> np.ndarray:
 
 
 def test_mnist_has_70000_images(digits: tuple[np.ndarray, np.ndarray]):
-    images, labels = load_idx(None)
+    images, labels = decoded(Mnist().fetched())
     assert images.shape == (70_000, 784)
     assert (images == digits[0]).all()
     assert (labels == digits[1]).all()
@@ -202,11 +204,12 @@ def write_digits(folder: Path, each: int, *, gz: bool = False) -> tuple[np.ndarr
     return images, labels
 
 
+@pytest.mark.parametrize("name", ["mnist", "fashion-mnist"])
 @pytest.mark.parametrize("gz", [False, True])
 @pytest.mark.parametrize("partition", ["disjoint", "dirichlet"])
-def test_a_folder_of_idx_files_is_used_as_it_is(tmp_path: Path, gz: bool, partition: str):
+def test_a_folder_of_idx_files_is_used_as_it_is(tmp_path: Path, gz: bool, partition: str, name: str):
     images, labels = write_digits(tmp_path / "idx", 30, gz=gz)
-    f = parse_data(f"mnist:path={tmp_path / 'idx'},partition={partition}").load()
+    f = parse_data(f"{name}:path={tmp_path / 'idx'},partition={partition}").load()
     raw = images.astype(np.float64)
     want = (raw - raw.mean(axis=0)) / (raw.std(axis=0) + 0.001)
     assert f.count.sum() == 300
@@ -221,6 +224,47 @@ def test_plain_and_packed_files_give_the_same_federation(tmp_path: Path):
     plain, packed = (Mnist(path=str(tmp_path / str(gz))).load() for gz in (False, True))
     assert (plain.x == packed.x).all()
     assert (plain.y == packed.y).all()
+
+
+def test_fashion_mnist_has_the_options_of_mnist(tmp_path: Path):
+    assert field_types(FashionMnist) == field_types(Mnist)
+    write_digits(tmp_path / "idx", 30)
+    same = f"path={tmp_path / 'idx'},partition=rotated,clients=5,cap=20,seed=3"
+    one, other = (parse_data(f"{name}:{same}").load() for name in ("mnist", "fashion-mnist"))
+    assert (one.x == other.x).all()
+    assert (one.y == other.y).all()
+    with pytest.raises(InputError, match="use fashion-mnist:partition=dirichlet,clients=7"):
+        FashionMnist(clients=7).load()
+
+
+def test_idx_files_are_decoded_as_they_were_encoded():
+    images = np.random.default_rng(0).integers(0, 256, (7, 28, 28), np.uint8)
+    labels = np.arange(7, dtype=np.uint8)
+    assert idx(images) == packed_images(images)
+    assert idx(labels) == packed_labels(labels)
+    x, y = decoded({"images": idx(images), "labels": idx(labels)})
+    assert (x == images.reshape(7, 784)).all()
+    assert (y == labels).all()
+
+
+@pytest.mark.slow
+def test_fashion_mnist_has_7000_images_of_each_class():
+    try:
+        images, labels = decoded(FashionMnist().fetched())
+    except InputError as reason:
+        pytest.skip(str(reason))
+    assert images.shape == (70_000, 784)
+    assert np.bincount(labels).tolist() == [7_000] * 10
+    assert (images.min(), images.max()) == (0, 255)
+    # The copies that were reported for the first release: in the training set, the test set, and both.
+    assert len(images) - len(np.unique(images, axis=0)) == 43 + 1 + 10
+    # The first training image of the original, as its authors show it: row 5 of an ankle boot.
+    boot = [6, 0, 102, 204, 176, 134, 144, 123, 23, 0, 0, 0, 0, 12, 10, 0]
+    assert (images[labels == 9].reshape(-1, 28, 28)[:, 5, 12:] == boot).all(axis=1).sum() == 1
+    f = FashionMnist().load()
+    assert (f.clients, f.count.sum()) == (20, 70_000)
+    for u, counts in enumerate(f.label_counts()):
+        assert set(np.flatnonzero(counts)) == {u % 10, (u + 1) % 10}
 
 
 def describe(capsys: pytest.CaptureFixture[str], data: str) -> str:
@@ -287,7 +331,7 @@ def test_whatever_byte_of_a_gz_file_is_flipped_it_is_used_whole_or_refused(tmp_p
     for place in range(len(whole)):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 0x10]) + whole[place + 1 :])
         try:
-            got = load_idx(tmp_path / "idx")
+            got = decoded(from_folder(tmp_path / "idx"))
         except InputError:
             continue
         assert (got[0] == images).all()

@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from catalogue import RealTable
 from reference import measure, rows_of
 from scipy.special import softmax
 
 import pfedme.cli
 from pfedme.core.models import model_from_json
 from pfedme.data.federation import Federation
+from pfedme.data.natural import Entry
 from pfedme.files import atomic_write
 from pfedme.runs.folder import Folder, read_models
 from pfedme.runs.plan import PLAN
@@ -43,7 +43,7 @@ KEYS = ("accuracy", "log_loss", "auc", "recall", "brier", "r2", "rmse")
 class Cell(NamedTuple):
     """A table, the most rounds, and a seed."""
 
-    table: RealTable
+    table: Entry
     budget: int
     seed: int
 
@@ -59,9 +59,9 @@ class Cell(NamedTuple):
         """Where its comparison is."""
         return out / self.table.name / f"budget-{self.budget}" / f"seed-{self.seed}"
 
-    def command(self, path: Path, out: Path) -> list[str]:
+    def command(self, out: Path) -> list[str]:
         """The command, without the program."""
-        words = ["compare", *self.algorithms, *self.table.options(path)]
+        words = ["compare", *self.algorithms, "--data", self.table.name]
         words += ["--budget", str(self.budget)] if self.budget != BUDGET else []
         words += ["--seed", str(self.seed)] if self.seed else []
         return [*words, "--out", str(self.folder(out))]
@@ -93,7 +93,7 @@ def equal(cell: Cell, budgets: Sequence[int], out: Path) -> dict[str, Any] | Non
 
 
 def carry_out(
-    cell: Cell, path: Path, federation: Federation, out: Path, budgets: Sequence[int], *, force: bool = False
+    cell: Cell, federation: Federation, out: Path, budgets: Sequence[int], *, force: bool = False
 ) -> dict[str, Any]:
     """Runs a cell's comparison, or resumes it unless it is to be run anew, and keeps its result.
 
@@ -105,7 +105,7 @@ def carry_out(
         atomic_write(folder.with_suffix(".json"), json.dumps(kept, indent=1))
         return kept
     begun = (folder / PLAN).exists() and not force
-    words = ["resume", str(folder)] if begun else [*cell.command(path, out), "--force"]
+    words = ["resume", str(folder)] if begun else [*cell.command(out), "--force"]
     began = time.monotonic()
     said = io.StringIO()
     # In this process, where the programs of a table are compiled once for all its cells.

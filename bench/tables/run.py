@@ -5,7 +5,7 @@ python bench/tables/run.py --budgets 1500 --seeds 1      defaults only, without 
 python bench/tables/run.py --tables lung,penguins        some tables
 python bench/tables/run.py --page                        only rewrites the page, from existing results
 
-Each table is downloaded with a package, and read and split by pfedme. scikit-learn gets the same numbers, and
+Each table has a name in pfedme, which fetches, reads and splits it. scikit-learn gets the same numbers, and
 is evaluated on the same test rows. Results are stored in runs/real-tables/; interrupted runs are resumed.
 """
 
@@ -20,18 +20,22 @@ from pathlib import Path
 from typing import Any
 
 import reference
-from catalogue import TABLES, RealTable, fetch
 from ours import BUDGET, Cell, carry_out, result
 from page import Finding, write_page
 
 from pfedme.data.federation import Federation
-from pfedme.data.table import Table
+from pfedme.data.natural import CATALOGUE, NATURAL, Entry
 from pfedme.files import atomic_write
 
 ROOT = Path(__file__).parents[2]
 OUT = ROOT / "runs" / "real-tables"
 BUDGETS = (BUDGET // 10, BUDGET, 10 * BUDGET)
 SEEDS = 5
+NAMES = (
+    "covid", "crashes", "flights", "lung", "medpar", "contraception", "ercp", "penguins", "rodents",
+    "diamonds", "ames", "schools", "gapminder", "loans",
+)  # fmt: skip
+TABLES = tuple(CATALOGUE[name] for name in NAMES)
 
 
 def main() -> None:
@@ -47,13 +51,11 @@ def main() -> None:
     parser.add_argument("--force", action="store_true", help="run ours again, whatever is kept")
     parser.add_argument("--page", action="store_true", help="run nothing")
     asked = parser.parse_args()
-    names = [table.name for table in TABLES]
-    if unknown := set(asked.tables or ()) - set(names):
-        sys.exit(f"There is no table {', '.join(sorted(unknown))}; there are {', '.join(names)}.")
-    paths = {table.name: fetch(table, asked.out / "tables") for table in TABLES}
-    federations = {table.name: Table(**table.fields(paths[table.name])).load() for table in TABLES}
+    if unknown := set(asked.tables or ()) - set(NAMES):
+        sys.exit(f"There is no table {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}.")
+    federations = {name: NATURAL[name]().load() for name in NAMES}
     beside = {name: sklearn(name, federation, asked.out) for name, federation in federations.items()}
-    wanted = [] if asked.page else [table for table in TABLES if table.name in (asked.tables or names)]
+    wanted = [] if asked.page else [table for table in TABLES if table.name in (asked.tables or NAMES)]
     cells = [Cell(t, budget, seed) for t in wanted for budget in asked.budgets for seed in range(asked.seeds)]
     # The defaults first: all of the page but the verdicts needs no other cells. Then smaller budgets first:
     # where training has ended by itself, larger ones change nothing.
@@ -61,7 +63,7 @@ def main() -> None:
     left = [cell for cell in cells if asked.force or result(cell, asked.out) is None]
     for place, cell in enumerate(left, 1):
         name = cell.table.name
-        kept = carry_out(cell, paths[name], federations[name], asked.out, BUDGETS, force=asked.force)
+        kept = carry_out(cell, federations[name], asked.out, BUDGETS, force=asked.force)
         how = f"as with {kept['equals']} rounds" if "equals" in kept else f"{kept['seconds']:.0f} s"
         said = f"{cell}: {kept['verdict']['verdict']}, {how}"
         print(f"{time.strftime('%H:%M')}  {place}/{len(left)}  {said}", flush=True)
@@ -72,7 +74,7 @@ def main() -> None:
     write_page(findings, ROOT / "docs" / "results")
 
 
-def kept_of(table: RealTable, out: Path) -> dict[tuple[int, int], dict[str, Any]]:
+def kept_of(table: Entry, out: Path) -> dict[tuple[int, int], dict[str, Any]]:
     """The results of a table that are there, by budget and seed."""
     cells = [Cell(table, budget, seed) for budget in BUDGETS for seed in range(SEEDS)]
     return {(cell.budget, cell.seed): kept for cell in cells if (kept := result(cell, out))}

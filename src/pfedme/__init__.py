@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pfedme.api import compare, personalize, train, tune
     from pfedme.core.models import CNN, DNN, MLR, Model, Network, NormalisedDNN
     from pfedme.core.tree import Params, record
+    from pfedme.data.fashion import FashionMnist
     from pfedme.data.federation import Federation
     from pfedme.data.mnist import Mnist
     from pfedme.data.synthetic import Synthetic
@@ -35,10 +36,10 @@ if TYPE_CHECKING:
     from pfedme.export import Predictor, load, model_of
 
 __all__ = [
-    "CNN", "DNN", "MLR", "Algorithm", "Alone", "Cohort", "FedAvg", "FedAvgFT", "Federation", "InputError",
-    "Mnist", "Model", "Models", "Network", "NormalisedDNN", "PFedMe", "Params", "PerFedAvg", "Personalize",
-    "Predictor", "RunError", "Simulation", "Synthetic", "Table", "Update", "compare", "load", "model_of",
-    "personalize", "record", "sgd", "train", "tune",
+    "CNN", "DNN", "MLR", "Algorithm", "Alone", "Cohort", "FashionMnist", "FedAvg", "FedAvgFT", "Federation",
+    "InputError", "Mnist", "Model", "Models", "Network", "NormalisedDNN", "PFedMe", "Params", "PerFedAvg",
+    "Personalize", "Predictor", "RunError", "Simulation", "Synthetic", "Table", "Update", "compare", "load",
+    "model_of", "personalize", "record", "sgd", "train", "tune",
 ]  # fmt: skip
 
 _HOMES = {
@@ -47,6 +48,7 @@ _HOMES = {
     ),
     "pfedme.algorithms.base": ("Cohort", "sgd"),
     "pfedme.api": ("compare", "personalize", "train", "tune"),
+    "pfedme.data.fashion": ("FashionMnist",),
     "pfedme.data.federation": ("Federation",),
     "pfedme.data.mnist": ("Mnist",),
     "pfedme.data.synthetic": ("Synthetic",),

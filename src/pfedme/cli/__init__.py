@@ -20,10 +20,15 @@ pfedme, fedavg, per-fedavg, alone, fedavg-ft, pooled,
             reptile, aruba, fedmeta, ditto, mr-mtl, l2gd, apfl, mapper, label-prior,
             fedper, fedrep, fedbabu, lg-fedavg, fedbn, ifca, hypcluster, mocha, fedamp,
             gossip, cooperative-sgd, afl, q-ffl; 'pfedme algorithms' describes them"""
+DATA_NAMES = """\
+synthetic, mnist, fashion-mnist, covid, crashes, flights, lung, medpar, contraception, ercp,
+            penguins, rodents, diamonds, ames, schools, gapminder, loans, vietnam, star, insteval,
+            movielens, shakespeare"""
 EXAMPLES = """\
 examples:
   pfedme run pfedme --data synthetic --rounds 100
   pfedme compare pfedme fedavg alone --data mnist --rounds 100 --seeds 3
+  pfedme compare pfedme fedavg alone --data medpar
   pfedme data describe --data mnist:partition=dirichlet,alpha=0.3,clients=50
   pfedme resume runs/my-run"""
 
@@ -70,7 +75,7 @@ def help_page() -> str:
         "Personalized federated learning with Moreau envelopes.\n\n"
         f"commands:\n{lines}\n\n"
         f"algorithms: {ALGORITHM_NAMES}\n"
-        "data:       synthetic, mnist, with options as in mnist:partition=released,\n"
+        f"data:       {DATA_NAMES}, with options as in mnist:partition=released,\n"
         "            or your own table: patients.csv, with --client and --label\n"
         "models:     mlr, dnn, dnn-bn, cnn, with options as in dnn:hidden=100-50,\n"
         "            or your own function: my_package:build\n"

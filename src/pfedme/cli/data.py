@@ -1,4 +1,4 @@
-"""`pfedme data describe`: describes a federation."""
+"""`pfedme data describe`: describes a federation. `pfedme data list`: lists those that have a name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ examples:
   pfedme data describe                          the paper's synthetic federation
   pfedme data describe --data synthetic:alpha=1,beta=1,clients=30
   pfedme data describe --data mnist:partition=released
-  pfedme data describe --data patients.csv --client hospital --label outcome --out described"""
+  pfedme data describe --data medpar            54 hospitals, fetched on first use
+  pfedme data describe --data patients.csv --client hospital --label outcome --out described
+  pfedme data list                              all names, with rows, clients and licence"""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -27,9 +29,11 @@ def parser() -> argparse.ArgumentParser:
 
 
 def carry_out(argv: list[str]) -> int:
-    """Describes a federation."""
+    """Describes a federation, or lists those that have a name."""
+    if argv[:1] == ["list"]:
+        return _list(argv[1:])
     if argv[:1] not in (["describe"], ["-h"], ["--help"]):
-        raise unknown("data command", argv[0] if argv else "", ["describe"])
+        raise unknown("data command", argv[0] if argv else "", ["describe", "list"])
     args = parsed(parser(), argv[1:] if argv[0] == "describe" else argv)
 
     from pfedme.cli.screen.bars import waiting
@@ -52,4 +56,19 @@ def carry_out(argv: list[str]) -> int:
         print(json.dumps({"data": args.data, **description}))
     else:
         print_description(args.data, description, federation)
+    return 0
+
+
+def _list(argv: list[str]) -> int:
+    """Lists the federations that have a name."""
+    about = "Lists the federations that have a name; most are fetched on first use, under the licence named."
+    made = new_parser("data list", about, "examples:\n  pfedme data list\n  pfedme data list --json")
+    add_json(made, "print the list as JSON")
+    add_debug(made)
+    args = parsed(made, argv)
+
+    from pfedme.cli.screen.federations import print_names
+    from pfedme.data import listing
+
+    print(json.dumps(listing())) if args.json else print_names(listing())
     return 0

@@ -106,12 +106,13 @@ def add_table(options: Parser, title: str, without: str = "") -> None:
 
 def source(args: argparse.Namespace, inherited: Source | None = None) -> Source:
     """The source of the rows; table options that are not given are taken from `inherited`."""
-    from pfedme.data import named, parse_data
-    from pfedme.data.table import OPTIONS, Table
+    from pfedme.data import named, parse_data, table_of
+    from pfedme.data.table import OPTIONS
 
     given = {field: getattr(args, f"table_{field}") for field in OPTIONS}
-    if isinstance(inherited, Table) and args.data.partition(":")[0] not in named():
-        own = {field: getattr(inherited, field) for field in OPTIONS if field != "test"}
+    table = table_of(inherited) if inherited else None
+    if table and args.data.partition(":")[0] not in named():
+        own = {field: getattr(table, field) for field in OPTIONS if field != "test"}
         given = {field: value if value is not None else own.get(field) for field, value in given.items()}
     return parse_data(args.data, given)
 

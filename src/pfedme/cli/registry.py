@@ -32,7 +32,7 @@ COMMANDS = {
         ),
         Command("tune", "search for hyperparameters on validation rows", "pfedme.cli.tune"),
         Command("algorithms", "list the algorithms, or describe one", "pfedme.cli.algorithms"),
-        Command("data", "describe a federation", "pfedme.cli.data"),
+        Command("data", "describe a federation, or list those that have a name", "pfedme.cli.data"),
         Command("reproduce", "run the paper's experiments and judge its claims", "pfedme.cli.reproduce"),
         Command(
             "study", "measure what joining is worth, and how often the verdict is wrong", "pfedme.cli.study"

@@ -1,8 +1,9 @@
-"""Where federations come from. To add a source, write a dataclass with `load()` and add a line to this list.
-Other packages register theirs."""
+"""Where federations come from. To add a source, write a dataclass with `load()` and add a line to this list,
+or, for a table in a package, an entry to the catalogue in natural.py. Other packages register theirs."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, runtime_checkable
@@ -10,8 +11,10 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 from pfedme.core.plugins import Known
 from pfedme.core.spec import build, parse
 from pfedme.data.deployed import Deployed
+from pfedme.data.fashion import FashionMnist
 from pfedme.data.federation import Federation
 from pfedme.data.mnist import Mnist
+from pfedme.data.natural import CATALOGUE, NATURAL, Natural
 from pfedme.data.reading import is_table
 from pfedme.data.synthetic import Synthetic
 from pfedme.data.table import OPTIONS, Table
@@ -29,13 +32,28 @@ class Source(Protocol):
         ...
 
 
-BUILT_IN: dict[str, type[Source]] = {cls.name: cls for cls in (Synthetic, Mnist)}
+BUILT_IN: dict[str, type[Source]] = {
+    **{cls.name: cls for cls in (Synthetic, Mnist, FashionMnist)},
+    **NATURAL,
+}
 DATA = Known[Source]("data", {**BUILT_IN, Table.name: Table, Deployed.name: Deployed}, Source, traced=False)
 
 
 def named() -> dict[str, type[Source]]:
     """The sources that are selected by name: our own, and those of other packages."""
     return BUILT_IN | DATA.others
+
+
+def listing() -> list[dict[str, Any]]:
+    """What the sources with a name are: their `question`, or a description, and what is known of the rows."""
+    found = []
+    for name, cls in named().items():
+        entry = CATALOGUE.get(name)
+        about = (inspect.getdoc(cls) or "").partition("\n\n")[0].replace("\n", " ")
+        told = {"rows": entry.rows, "clients": entry.clients} if entry else {"rows": None, "clients": None}
+        licence = entry.package.licence if entry else getattr(cls, "licence", None)
+        found.append({"name": name, **told, "question": about, "licence": licence})
+    return found
 
 
 def parse_data(text: str, options: Mapping[str, Any] | None = None) -> Source:
@@ -48,13 +66,19 @@ def parse_data(text: str, options: Mapping[str, Any] | None = None) -> Source:
     if name not in known and text and (is_table(Path(text)) or Path(text).exists()):
         return build(Table, {**given, "path": text}, "the table").pinned()
     if name in known and given:
+        own = f", or write ./{text} for the table of that name" if Path(text).exists() else ""
         raise InputError(
             f"{OPTIONS[next(iter(given))]} only applies to your own tables, and --data {name} is not one; "
-            "leave the option out."
+            f"leave the option out{own}."
         )
     if name not in known:
-        raise unknown("data", name, [*known, "or the path of a table"])
+        raise InputError(f"{str(unknown('data', name, known))[:-1]}, or the path of a table.")
     return parse(text, known, "data")
+
+
+def table_of(source: Source) -> Table | None:
+    """The table that a source reads, if it reads one."""
+    return source.table if isinstance(source, Natural) else source if isinstance(source, Table) else None
 
 
 def pinned(source: Source) -> Source:

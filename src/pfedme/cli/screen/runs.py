@@ -69,7 +69,8 @@ def _about_time(timing: dict[str, Any]) -> str:
 def _about_task(config: dict[str, Any], federation: Federation) -> list[str]:
     """Says how the label was interpreted, if it could have been interpreted differently."""
     schema = federation.schema
-    if not schema or config["data"].get("task") is not None or not all(map(is_number, schema.labels)):
+    given = config["data"].get("task", "by the data's name")
+    if not schema or given is not None or not all(map(is_number, schema.labels)):
         return []
     other = {
         "regression": "a class, use --task classification",

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pfedme.data.natural import CATALOGUE
 from pfedme.report.html.groups import Group, problem
 from pfedme.report.html.read import Columns, Told
 
@@ -38,8 +39,13 @@ def question(data: Mapping[str, Any], clients: int | None) -> str:
     'Predicting result at 34 clinics'
     >>> question({"name": "deployed", "clients": 1, "label": "outcome"}, None)
     'Predicting outcome at 1 client'
+    >>> question({"name": "medpar"}, 54)
+    'Does a patient die in hospital? (54 clients)'
     """
+    if entry := CATALOGUE.get(data["name"]):
+        return f"{entry.question} ({clients or entry.clients:,} clients)"
     what = {
+        "fashion-mnist": "Recognising clothing",
         "mnist": "Recognising handwritten digits",
         "synthetic": "Predicting the class of synthetic rows",
     }.get(data["name"], f"Predicting {data.get('label') or 'the label'}")
