@@ -21,7 +21,7 @@ from pfedme.errors import InputError
 
 EXAMPLES = """\
 examples:
-  pfedme personalize runs/my-run                its clients: alone, global, fine-tuned or their own λ
+  pfedme personalize runs/my-run                its clients: alone, global or their own model
   pfedme personalize runs/my-run --data synthetic:clients=10,seed=1 --out newcomers
   pfedme personalize runs/my-run --personalize auto:steps=200,folds=3"""
 

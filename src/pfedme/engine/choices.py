@@ -12,6 +12,7 @@ shared one among the best, and fits it again on all its rows. Scores and choice 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -23,11 +24,13 @@ import numpy as np
 from jax import lax
 
 from pfedme.algorithms import Algorithm, FedAvg, PFedMe
+from pfedme.algorithms.label_prior import has_class_biases
 from pfedme.core.models import Model
 from pfedme.core.spec import Bound, Count, Index, NonNegative
 from pfedme.core.tree import Params, record
 from pfedme.data.federation import Federation
 from pfedme.engine.devices import over_devices, padded, replicate
+from pfedme.engine.label_shift import shift, shifted
 from pfedme.engine.measure import ACCURACY, R2, Measure
 from pfedme.engine.metrics import Blocks, Outcomes, Spread, outcomes, score
 from pfedme.engine.personalized import Candidate, Personalized
@@ -60,20 +63,21 @@ class Personalize:
     """Number of standard errors by which a less shared model must be better on the rows used to choose."""
 
 
-def candidates(how: Personalize, given: float | None = None) -> list[Candidate]:
-    """All models that a client chooses from; `given` is the λ of a pFedMe run.
+def candidates(how: Personalize, given: float | None = None, *, shifted: bool = False) -> list[Candidate]:
+    """All models that a client chooses from; `given` is the λ of a pFedMe run, and with `shifted` there are
+    those with the client's label frequencies.
 
     >>> [c.label for c in candidates(Personalize(), given=15.0)][:5]
     ['global', 'λ = 100', 'λ = 30', 'λ = 15', 'λ = 10']
     """
     lams: list[float] = sorted({*PATH, given} - {None}, reverse=True)
     path = [Candidate("given" if lam == given else "personal", lam, how.steps) for lam in lams]
-    return [
-        Candidate("global", math.inf),
-        *path,
-        Candidate("fine-tuned", 0.0, how.steps),
-        Candidate("alone", 0.0),
-    ]
+    joined = [Candidate("global", math.inf), *path, Candidate("fine-tuned", 0.0, how.steps)]
+    if shifted:
+        near = [Candidate("near-label-prior", c.lam, c.steps) for c in joined[1:]]
+        pairs = zip(joined, [Candidate("label-prior", math.inf), *near], strict=True)
+        joined = list(itertools.chain.from_iterable(pairs))
+    return [*joined, Candidate("alone", 0.0)]
 
 
 def choose(score: np.ndarray, owner: np.ndarray, clients: int, caution: float | np.ndarray) -> np.ndarray:
@@ -116,6 +120,7 @@ def personalize(
     *,
     seed: int = 0,
     given: float | None = None,
+    prior: Callable[[Federation], np.ndarray] | None = None,
     measure: Measure | None = None,
     positive: int | None = None,
     watch: Callable[[str, int, int], None] = lambda _what, _done, _of: None,
@@ -124,11 +129,14 @@ def personalize(
 
     `without(federation)` is a shared model that has not seen the federation's validation rows: retrained for
     clients that took part in w, and w itself for newcomers. `alone(federation)` are the models, stacked, that
-    its clients train on their own. Test rows are read once, after all choices. The metric on them is
-    `measure` (accuracy or R² if None), for the class `positive` (the federation's if None); clients choose by
-    `row_score` in any case.
+    its clients train on their own, and `prior(federation)` the label frequencies π that `without(federation)`
+    was trained under; without it, or a bias for each class, no model uses label frequencies. Test rows
+    are read once, after all choices. The metric on them is `measure` (accuracy or R² if None), for the class
+    `positive` (the federation's if None); clients choose by `row_score` in any case.
     """
-    offered = candidates(how, given)
+    if not has_class_biases(model):
+        prior = None
+    offered = candidates(how, given, shifted=prior is not None)
     how = with_step(how, model, federation, seed)
     key = jax.random.key(seed)
     few = np.flatnonzero(federation.n_train < how.small)
@@ -140,8 +148,9 @@ def personalize(
         part = federation.hold_out(fold, how.folds)
         blocks = Blocks.cut(*(a[who] for a in part.rows("validation")))
         found = lambda_path(
-            how, model, part, without(part), alone(part), offered, jax.random.fold_in(key, fold), who, blocks
-        )
+            how, model, part, without(part), alone(part), offered, jax.random.fold_in(key, fold), who, blocks,
+            shift=prior and shift(part, prior(part)),
+        )  # fmt: skip
         judged = [row_score(outcome) for outcome, _ in found]
         scores.append(np.stack(judged, axis=1))
         owners.append(who[blocks.owner()])
@@ -160,16 +169,16 @@ def personalize(
     who = np.arange(federation.clients)
     y = federation.y[test.rows()].astype(np.float64)
     variance = float(np.var(y)) if len(y) and federation.classes == 0 else 1.0
-    for place, (found, models) in enumerate(
-        lambda_path(
-            how, model, federation, w, alone(federation), offered, jax.random.fold_in(key, folds), who, test
-        )
-    ):
+    walked = lambda_path(
+        how, model, federation, w, alone(federation), offered, jax.random.fold_in(key, folds), who, test,
+        shift=prior and shift(federation, prior(federation)),
+    )  # fmt: skip
+    for place, (found, models) in enumerate(walked):
         right.append(found.right if federation.classes else _explained(found, variance))
         theta = models if theta is None else _where(jnp.asarray(choice == place), models, theta)
         if judged:
             shared = models if shared is None else _where(jnp.asarray(joined == place), models, shared)
-            if offered[place].name != "personal":
+            if offered[place].name not in ("personal", "near-label-prior"):
                 values[offered[place].name] = judged(models)
     assert theta is not None
     if judged and shared is not None:
@@ -257,25 +266,28 @@ def lambda_path(
     key: jax.Array,
     who: np.ndarray,
     blocks: Blocks,
+    shift: np.ndarray | None = None,
 ) -> Iterator[tuple[Outcomes, Params]]:
     """The models of clients `who`, stacked, one candidate after another, and their outcomes on the clients'
-    rows in `blocks`. `alone` are the models that all clients train on their own, if they are candidates."""
+    rows in `blocks`. `alone` are the models that all clients train on their own, and `shift` their
+    log π_i − log π, if they are candidates."""
     store = Store.of(federation)
     items = padded(who).astype(np.int32)
-
-    def stacked(point: Params) -> Params:
-        return replicate(point.map(lambda leaf: jnp.broadcast_to(leaf, (len(items), *leaf.shape))))
-
-    theta = stacked(w)
-    for place, candidate in enumerate(offered):
+    own = None if shift is None else replicate(jnp.asarray(shift[items], jnp.float32))
+    first = replicate(w.map(lambda leaf: jnp.broadcast_to(leaf, (len(items), *leaf.shape))))
+    paths = {False: first} | ({} if own is None else {True: jax.vmap(shifted)(first, own)})
+    lams = [candidate.lam for candidate in offered if not candidate.shifted]
+    for candidate in offered:
+        theta = paths[candidate.shifted]
         if candidate.name == "alone":
             assert alone is not None
             theta = alone[items]
         if candidate.steps:
-            own = jax.random.fold_in(key, place)
-            theta = _descend(
-                store, model, own, w, theta, items, candidate.lam, how.eta, candidate.steps, B=how.B
-            )
+            same = jax.random.fold_in(key, lams.index(candidate.lam))  # the same batches on both paths
+            theta = paths[candidate.shifted] = _descend(
+                store, model, same, w, own if candidate.shifted else None, theta, items, candidate.lam,
+                how.eta, candidate.steps, B=how.B,
+            )  # fmt: skip
         models = theta if len(items) == len(who) else theta[: len(who)]
         yield outcomes(model, models, store.x, store.y, blocks), models
 
@@ -286,6 +298,7 @@ def _descend(
     model: Model,
     key: jax.Array,
     w: Params,
+    shift: jax.Array | None,
     theta: Params,
     who: jax.Array,
     lam: float,
@@ -293,28 +306,32 @@ def _descend(
     steps: int,
     B: int,
 ) -> Params:
-    """θ after `steps` of θ ← argmin_u ⟨∇f̃_i(θ), u⟩ + λ/2 ‖u − w‖² + 1/(2η) ‖u − θ‖², for each client.
+    """θ after `steps` of θ ← argmin_u ⟨∇f̃_i(θ), u⟩ + λ/2 ‖u − w‖² + 1/(2η) ‖u − θ‖², for each client,
+    where w has the client's `shift` in its biases, if there is one.
 
     η is divided by four for the last four tenths of the steps, and again for the last two.
     """
 
-    def part(shared: tuple[Store, Model, jax.Array, Params], work: tuple[Params, jax.Array]) -> Params:
+    def part(
+        shared: tuple[Store, Model, jax.Array, Params], work: tuple[Params, jax.Array, jax.Array | None]
+    ) -> Params:
         store, model, key, w = shared
 
-        def fit(theta: Params, i: jax.Array) -> Params:
+        def fit(theta: Params, i: jax.Array, shift: jax.Array | None) -> Params:
             problem = store.problem(model, i)
+            centre = w if shift is None else shifted(w, shift)
             own = jax.random.fold_in(key, store.ids[i])
 
             def step(k: jax.Array, theta: Params) -> Params:
                 gradient = problem.sample(jax.random.fold_in(own, k), B).grad(theta)
                 size = eta * jnp.where(k < 0.6 * steps, 1.0, jnp.where(k < 0.8 * steps, 0.25, 0.0625))
-                return (1 / (1 + size * lam)) * (theta - size * gradient + (size * lam) * w)
+                return (1 / (1 + size * lam)) * (theta - size * gradient + (size * lam) * centre)
 
             return lax.fori_loop(0, steps, step, theta)
 
         return jax.vmap(fit)(*work)
 
-    return over_devices(part, (store, model, key, w), (theta, who))
+    return over_devices(part, (store, model, key, w), (theta, who, shift))
 
 
 def _by_client(values: np.ndarray, owner: np.ndarray, clients: int) -> np.ndarray:

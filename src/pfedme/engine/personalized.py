@@ -25,14 +25,22 @@ class Candidate(NamedTuple):
     """A model that a client can choose; more shared ones come earlier in the list."""
 
     name: str
-    """`global`, `personal` for a λ of the path, `given` for the run's λ, `fine-tuned`, or `alone`."""
+    """`global`, `personal` for a λ of the path, `given` for the run's λ, `fine-tuned`, or `alone`; with the
+    client's label frequencies `label-prior`, and `near-label-prior` for a λ of the path from there."""
     lam: float
     steps: int = 0
 
     @property
     def label(self) -> str:
-        """The name, or λ if there are several of that name."""
-        return f"λ = {self.lam:g}" if self.name in ("personal", "given") else self.name
+        """What people call it: the name, or λ if there are several of that name."""
+        if self.name in ("personal", "given"):
+            return f"λ = {self.lam:g}"
+        return f"label-prior, λ = {self.lam:g}" if self.name == "near-label-prior" else self.name
+
+    @property
+    def shifted(self) -> bool:
+        """Whether it starts from the shared model with the client's label frequencies."""
+        return self.name in ("label-prior", "near-label-prior")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,7 +17,7 @@ from pfedme.algorithms import FedAvg, PFedMe
 from pfedme.core.models import MLR
 from pfedme.core.spec import to_json
 from pfedme.data import parse_data
-from pfedme.engine.choices import PATH, Personalize
+from pfedme.engine.choices import Personalize, candidates
 from pfedme.engine.metrics import Blocks, outcomes
 from pfedme.engine.simulate import State
 from pfedme.engine.verdict import Interval
@@ -213,7 +213,8 @@ def _recorded(study: Study, setting: Setting, seed: int, scale: Scale) -> Unit:
     run = setting.run(seed, scale=scale)
     other = setting.run(seed, scale=scale, pfedme=True)
     rows = NEWCOMER_ROWS if setting.newcomers else ()
-    what = [run.digest(), other.digest(), to_json(scale.how(setting.how)), PATH, rows, __version__]
+    menu = [candidate.label for candidate in candidates(setting.how, shifted=True)]
+    what = [run.digest(), other.digest(), to_json(scale.how(setting.how)), menu, rows, __version__]
     what += ["intervals over newcomers"] if rows else []
     digest = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]
     path = study.runs / f"gain-{digest}.json"
@@ -335,7 +336,7 @@ def _mean_gain(gains: Sequence[dict[str, float]]) -> dict[str, float]:
 
 def page(rows: Sequence[Row], curves: dict[str, list[Level]], units: dict[str, list[Unit]]) -> str:
     """The content of docs/gain.md: when personalized federation pays, when not, and how to tell."""
-    methods = ("alone", "global", "fine-tuned", "pfedme", "own-lambda", "recommended")
+    methods = ("alone", "global", "label-prior", "fine-tuned", "pfedme", "own-lambda", "recommended")
     table = markdown(
         ["federation", *methods, "over alone", "over global", "worst tenth: alone, global, recommended",
          "harmed %"],
@@ -367,20 +368,22 @@ def page(rows: Sequence[Row], curves: dict[str, list[Level]], units: dict[str, l
 # When does joining pay?
 
 A client that joins a federation can end up with one of several models: the unchanged shared model, the shared
-model fine-tuned on its own rows, a personal model near the shared one (λ sets how near), or, if joining does
-not help, the model it would have had alone. This page measures what each is worth on {len(rows)}
-federations, from similar clients to clients that have nothing in common, with few and many rows.
+model with the client's own label frequencies, the shared model fine-tuned on its own rows, a personal model
+near one of the first two (λ sets how near), or, if joining does not help, the model it would have had alone.
+This page measures what each is worth on {len(rows)} federations, from similar clients to clients that have
+nothing in common, with few and many rows.
 *Recommended* is the model that each client chooses for itself on rows that it has held out
 (`--personalize auto`); test rows are read once, after all choices. Numbers are percent of a client's test
 rows, means over clients and {rows[0].over_alone.seeds} seeds, with 95 % intervals over seeds.
 
 {table}
-*fine-tuned* is the end of the path from the shared model (FedAvg's), λ = 0; *pfedme* is Algorithm 1 with
-λ = {LAM:g} for all; *own-lambda* is what each client would choose if alone were not an option. *Harmed* is
-the share of clients that the recommended model leaves more than a point below alone, beyond their own 95 %
-interval. A client has at most the stated number of training rows. *Alone* uses the number of rounds and the
-l2 that are best on validation rows. The data of the paper's two federations is the same for all seeds; the
-other federations are drawn again for each seed.
+*label-prior* is the shared model (FedAvg's) with log π_i − log π in its logits, where π_i are the client's
+label frequencies and π is their mean; *fine-tuned* is the end of the path from the shared
+model, λ = 0; *pfedme* is Algorithm 1 with λ = {LAM:g} for all; *own-lambda* is what each client would choose
+if alone were not an option. *Harmed* is the share of clients that the recommended model leaves more than a
+point below alone, beyond their own 95 % interval. A client has at most the stated number of training rows.
+*Alone* uses the number of rounds and the l2 that are best on validation rows. The data of the paper's two
+federations is the same for all seeds; the other federations are drawn again for each seed.
 
 ![What each client gains over alone and over the global model, and the λ it chose](results/gain.png)
 

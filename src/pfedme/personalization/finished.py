@@ -26,6 +26,7 @@ from pfedme.data.natural import Natural
 from pfedme.data.table import Table
 from pfedme.engine.choices import Personalize, personalize
 from pfedme.engine.exchange import first_model
+from pfedme.engine.label_shift import prior
 from pfedme.engine.measure import ACCURACY, MEASURES, Measure, metric_for
 from pfedme.engine.metrics import over_clients
 from pfedme.engine.personalized import Personalized
@@ -39,7 +40,7 @@ from pfedme.training.pilot import pilot, with_l2
 NEWCOMER_ROWS = (5, 10, 20, 50, 100, 200, 400)
 """Numbers of training rows that newcomers are given, to see from how many on, and up to how many, joining
 pays."""
-METHODS = ("alone", "global", "fine-tuned", "given", "own-lambda", "recommended")
+METHODS = ("alone", "global", "label-prior", "fine-tuned", "given", "own-lambda", "recommended")
 """The methods that are compared, if they exist."""
 
 Watch = Callable[[str, int, int], None]
@@ -144,7 +145,7 @@ class FinishedRun:
 
     def to_members(self, how: Personalize, watch: Watch = _unwatched) -> Personalized:
         """Finds a model for each client that took part."""
-        return self._offer(self.simulation.federation, self.again, how, watch)
+        return self._offer(self.simulation.federation, self.again, self._prior, how, watch)
 
     def to_newcomers(
         self, newcomers: Federation, how: Personalize, watch: Watch = _unwatched
@@ -161,10 +162,19 @@ class FinishedRun:
                 f"The newcomers' rows have label {unseen[0]}, which no client of the run has: a "
                 "label that the federation has never seen needs a new run."
             )
-        return self._offer(newcomers, lambda _: self.w, how, watch)
+        return self._offer(newcomers, lambda _: self.w, lambda _: self._prior(own), how, watch)
+
+    def _prior(self, federation: Federation) -> np.ndarray:
+        """The label frequencies that the shared model of a federation is trained under."""
+        return prior(federation, self.run.algorithm.aggregation)
 
     def _offer(
-        self, federation: Federation, without: Callable[[Federation], Params], how: Personalize, watch: Watch
+        self,
+        federation: Federation,
+        without: Callable[[Federation], Params],
+        prior: Callable[[Federation], np.ndarray],
+        how: Personalize,
+        watch: Watch,
     ) -> Personalized:
         watch("alone", 0, 1)
         alone, improving = self.alone(federation)
@@ -172,7 +182,7 @@ class FinishedRun:
         measure, _ = metric_for(own, self.run.metric)
         found = personalize(
             how, self.simulation.model, federation, self.w, without, alone, seed=self.simulation.seed,
-            given=self.given, measure=measure, positive=own.positive, watch=watch,
+            given=self.given, prior=prior, measure=measure, positive=own.positive, watch=watch,
         )  # fmt: skip
         return dataclasses.replace(found, improving=improving or self.improving)
 

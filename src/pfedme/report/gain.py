@@ -9,6 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from pfedme.engine.personalized import Candidate
 from pfedme.report.figures import COLOURS, DASHES, dress, png
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from pfedme.engine.personalized import Personalized
     from pfedme.personalization.finished import Level
 
-LINES = {"recommended": 0, "alone": 1, "global": 2, "fine-tuned": 3, "given": 4}
+LINES = {"recommended": 0, "alone": 1, "global": 2, "fine-tuned": 3, "given": 4, "label-prior": 5}
 """The index of each method's colour and dashes."""
 NAMES = {"given": "pFedMe's λ"}
 
@@ -37,22 +38,32 @@ def gain_figure(found: Personalized, federation: Federation) -> bytes:
     unit = what.points.format("").strip() or f"in {what.name}"
     dress(left, "", "training rows of a client", f"gain ({unit})", "")
     left.legend(frameon=False, fontsize=8)
-    chosen_lam(right, rows, found.lam, [found.candidates[k].name == "alone" for k in found.choice])
+    chosen_lam(right, rows, [found.candidates[k] for k in found.choice])
     for at in (left, right):
         if len(rows) and rows.max() > 5 * rows.min():
             at.set_xscale("log")
     return png(figure)
 
 
-def chosen_lam(at: Axes, rows: np.ndarray, lam: np.ndarray, alone: Sequence[bool]) -> None:
+def chosen_lam(at: Axes, rows: np.ndarray, chosen: Sequence[Candidate]) -> None:
     """The λ of each client against its training rows, on a log scale with places for ∞, 0 and alone."""
+    lam, own = np.array([c.lam for c in chosen]), np.array([c.shifted for c in chosen], bool)
+    alone = np.array([c.name == "alone" for c in chosen], bool)
     finite = lam[(lam > 0) & np.isfinite(lam)]
     low, high = (finite.min() / 10, finite.max() * 10) if len(finite) else (1e-3, 1e3)
     low, high = min(low, 1e-3), max(high, 1e3)
     shown = np.where(lam == 0, low, np.where(np.isinf(lam), high, lam))
     shown = np.where(alone, low / 10, shown)
     spread = np.exp(0.25 * np.random.default_rng(0).uniform(-1, 1, len(shown)))
-    at.scatter(rows, shown * spread, s=9, color=COLOURS[2], alpha=0.6, linewidths=0)
+    for some, mark, colour, label in (
+        (~own, "o", COLOURS[2], None), (own, "^", COLOURS[3], "with label frequencies"),
+    ):  # fmt: skip
+        at.scatter(
+            rows[some], (shown * spread)[some], s=9, color=colour, alpha=0.6, linewidths=0, marker=mark,
+            label=label,
+        )  # fmt: skip
+    if own.any():
+        at.legend(frameon=False, fontsize=8)
     at.set_yscale("log")
     ticks = [10.0**k for k in range(int(np.log10(low)) + 1, int(np.log10(high)))]
     names = ["alone", "fine-tuned (0)", *(f"{t:g}" for t in ticks), "global (∞)"]
@@ -82,11 +93,15 @@ def gain_study_figure(units: Mapping[str, Sequence[Mapping[str, Any]]]) -> bytes
     every = [unit for own in units.values() for unit in own]
     rows = np.concatenate([np.asarray(unit["rows"], float) for unit in every])
     gains = 100 * np.concatenate([np.asarray(unit["gain"]["alone"]) for unit in every])
-    lam = np.array([np.inf if v is None else v for unit in every for v in unit["lam"]])
+    chosen = [
+        Candidate(name, np.inf if lam is None else lam)
+        for unit in every
+        for name, lam in zip(unit["chosen"], unit["lam"], strict=True)
+    ]
     left.scatter(rows, gains, s=5, color=COLOURS[0], alpha=0.35, linewidths=0)
     left.axhline(0, color="0.4", linewidth=0.8)
     dress(left, "", "training rows of a client", "gain over alone (points)", "")
-    chosen_lam(right, rows, lam, [name == "alone" for unit in every for name in unit["chosen"]])
+    chosen_lam(right, rows, chosen)
     for at in (left, right):
         at.set_xscale("log")
     return png(figure)
@@ -108,7 +123,7 @@ def newcomer_figure(curves: Mapping[str, Sequence[Level]]) -> bytes:
             values = [np.nan if mean is None else what.scale * mean for mean in means]
             at.plot(
                 [level.rows for level in levels], values, color=COLOURS[place], linestyle=DASHES[place],
-                marker="osD^v"[place], markersize=3.2, linewidth=1.3, label=NAMES.get(name, name),
+                marker="osD^vP"[place], markersize=3.2, linewidth=1.3, label=NAMES.get(name, name),
             )  # fmt: skip
         at.set_xscale("log")
         at.set_xticks([level.rows for level in levels], [str(level.rows) for level in levels])
@@ -118,6 +133,6 @@ def newcomer_figure(curves: Mapping[str, Sequence[Level]]) -> bytes:
         at.set_visible(False)
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(
-        handles, labels, loc="outside upper center", ncols=5, frameon=False, fontsize=8.5, handlelength=3
+        handles, labels, loc="outside upper center", ncols=6, frameon=False, fontsize=8.5, handlelength=3
     )
     return png(figure)

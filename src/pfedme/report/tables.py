@@ -237,6 +237,8 @@ def choice_sentences(
     kinds = {
         "alone": "train alone",
         "global": "take the global model as it is",
+        "label-prior": "take it with their own label frequencies",
+        "near-label-prior": "take a model near that one",
         "fine-tuned": "fine-tune it",
         "given": "take pFedMe's model at the given λ",
         "personal": "take pFedMe's model at their own λ",

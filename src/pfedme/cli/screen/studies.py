@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def print_gain(rows: Sequence[Row], out: Path) -> None:
     """Prints what joining is worth on each federation."""
-    methods = ("alone", "global", "fine-tuned", "pfedme", "recommended")
+    methods = ("alone", "global", "label-prior", "fine-tuned", "pfedme", "recommended")
     header = ["federation", *(f"{m} %" for m in methods), "harmed %"]
     cells = [
         [row.setting.name, *(f"{row.mean[m]:.2f}" for m in methods), f"{row.harmed:.1f}"] for row in rows

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from pfedme.engine.choices import PATH
+from pfedme.engine.choices import Personalize, candidates
 from pfedme.engine.measure import MEASURES
+from pfedme.engine.personalized import Candidate
 from pfedme.engine.verdict import SHARES, interval, row_noise
 from pfedme.report.html.groups import Group, number, numbers
 from pfedme.report.html.read import Columns, Told
@@ -128,15 +130,15 @@ def gain_of_offer(told: Told, measure: str) -> Columns:
         if measure in SHARES:
             ci = 1.96 * row_noise(found["mine"], found["alone"], found["n_test"])
     found |= {} if np.isnan(ci).all() else {"ci": ci}
-    lam = told.offered["lam"]
-    found["choice"] = np.array(
-        [
-            f"λ = {v:g}" if c in ("personal", "given") else c
-            for c, v in zip(found["choice"], lam, strict=True)
-        ],
-        object,
-    )
+    found["choice"] = np.array([candidate.label for candidate in _choices(told)], object)
     return found
+
+
+def _choices(told: Told) -> list[Candidate]:
+    """The model that each client chose, from personalized.csv."""
+    assert told.offered is not None
+    pairs = zip(told.offered["choice"].tolist(), told.offered["lam"].tolist(), strict=True)
+    return [Candidate(name, 0.0 if name == "alone" else lam) for name, lam in pairs]
 
 
 def panel(found: Columns, most: int) -> dict[str, Any]:
@@ -198,14 +200,10 @@ def _of(table: Columns | None, kind: str, client: str) -> float | int | None:
 
 def chosen(told: Told) -> list[dict[str, Any]]:
     """How many clients chose which model, the most shared one first."""
-    assert told.offered is not None
-    choice, lam = told.offered["choice"], told.offered["lam"]
-    own = np.isin(choice, ("personal", "given"))
-    path = sorted({*PATH, *lam[own].tolist()}, reverse=True)
-    counts = [("global", int((choice == "global").sum()))]
-    counts += [(f"λ = {v:g}", int((own & (lam == v)).sum())) for v in path]
-    counts += [(name, int((choice == name).sum())) for name in ("fine-tuned", "alone")]
-    return [{"label": label, "clients": count} for label, count in counts]
+    own = _choices(told)
+    every = sorted({*candidates(Personalize()), *own}, key=lambda c: (-c.lam, c.name == "alone", c.shifted))
+    counts = dict.fromkeys((c.label for c in every), 0) | Counter(c.label for c in own)
+    return [{"label": label, "clients": count} for label, count in counts.items()]
 
 
 def newcomers(told: Told) -> dict[str, Any]:
