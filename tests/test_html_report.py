@@ -26,6 +26,7 @@ from pfedme.algorithms import FedAvg
 from pfedme.cli import main
 from pfedme.core.models import parse_model
 from pfedme.data import parse_data
+from pfedme.engine.personalized import Candidate
 from pfedme.report import html
 from pfedme.report.figures import COLOURS
 from pfedme.report.html.document import document
@@ -186,8 +187,7 @@ def test_gain_choice_and_newcomers_are_those_of_the_personal_models(folder: Path
     counts = {count["label"]: count["clients"] for count in chosen["counts"]}
     assert sum(counts.values()) == len(table)
     for row in table.values():
-        joined = row["choice"] in ("personal", "given")
-        counts[f"λ = {float(row['lam']):g}" if joined else row["choice"]] -= 1
+        counts[Candidate(row["choice"], float(row["lam"] or 0)).label] -= 1
     assert not any(counts.values())
     (newcomers,) = found["newcomers"]
     for row in rows(path / "newcomers.csv"):

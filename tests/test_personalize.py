@@ -401,7 +401,7 @@ def test_a_run_leaves_its_clients_models(run: Path):
     table = list(csv.DictReader(io.StringIO((run / "personalized.csv").read_text())))
     assert len(table) == 4
     for row in table:
-        assert row["choice"] in ("global", "personal", "fine-tuned", "alone")
+        assert row["choice"] in {c.name for c in candidates(HOW, shifted=True)}
         gap = float(row["recommended_accuracy"]) - float(row["alone_accuracy"])
         assert float(row["gain_over_alone"]) == pytest.approx(gap, abs=1e-5)
     said = json.loads((run / "personalized.json").read_text())
@@ -418,7 +418,8 @@ def test_newcomers_are_not_in_the_federation(run: Path):
     np.testing.assert_array_equal(finished.simulation.federation.ids, members.ids)
     table = list(csv.DictReader(io.StringIO((run / "newcomers.csv").read_text())))
     assert sorted({int(row["rows"]) for row in table}) == [5, 10]
-    assert {row["method"] for row in table} == {"alone", "global", "fine-tuned", "own-lambda", "recommended"}
+    methods = {"alone", "global", "label-prior", "fine-tuned", "own-lambda", "recommended"}
+    assert {row["method"] for row in table} == methods
 
 
 def test_named_clients_are_held_out():
@@ -582,7 +583,7 @@ def test_the_study_in_miniature(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert [r.mean for r in again] == [r.mean for r in rows]
     table = list(csv.DictReader(io.StringIO((tmp_path / "results" / "gain.csv").read_text())))
     assert list(table[0]) == ["federation", "method", "seed", "mean", "worst_decile", "harmed"]
-    methods = {"alone", "global", "fine-tuned", "own-lambda", "recommended", "pfedme"}
+    methods = {"alone", "global", "label-prior", "fine-tuned", "own-lambda", "recommended", "pfedme"}
     assert {r["method"] for r in table} == methods
     assert len(table) == len(names) * len(methods) * gain.TINY.seeds
     assert all(0 <= float(r[k]) <= 1 for r in table for k in ("mean", "worst_decile", "harmed"))

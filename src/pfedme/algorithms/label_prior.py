@@ -47,7 +47,7 @@ class LabelPrior(Algorithm):
         """Raises an error unless labels are classes and the model has a bias for each."""
         if model.classes == 0:
             raise InputError("label-prior needs classes, not quantities; use --task classification or ditto.")
-        if not has_class_biases(model):
+        if not model.has_class_biases():
             raise InputError("label-prior needs a bias for each class in the last layer; use --model mlr.")
 
     def begin(self, key: jax.Array, first: Callable[[int], Params], total: int) -> Any:
@@ -87,9 +87,3 @@ class LabelPrior(Algorithm):
         own = (problem.label_counts(len(pi)) + self.smoothing * known) / (problem.count + self.smoothing)
         shift = jnp.log(own) - jnp.log(known)
         return w.layers[-1:].map(lambda a: a + shift if a.ndim == 1 else a) | w
-
-
-def has_class_biases(model: Model) -> bool:
-    """Whether labels are classes and the last layer has a bias for each."""
-    last = jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0)).layers[-1:])
-    return model.classes > 0 and [leaf.shape for leaf in last if leaf.ndim == 1] == [(model.classes,)]

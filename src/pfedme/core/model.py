@@ -78,6 +78,11 @@ class Model:
         """
         return self.scores(theta, x), self.regulariser(theta)
 
+    def has_class_biases(self) -> bool:
+        """Whether labels are classes and the last layer has a bias for each."""
+        last = jax.tree.leaves(jax.eval_shape(self.init, jax.random.key(0)).layers[-1:])
+        return bool(self.classes) and [a.shape for a in last if a.ndim == 1] == [(self.classes,)]
+
     def to_json(self) -> dict[str, Any]:
         """What is needed to use this model's parameters, as JSON values; `model_from_json` is its inverse.
 

@@ -5,7 +5,8 @@ Given a shared model w, client i follows the path of personal models
     θ_i(λ) = argmin_θ f_i(θ) + λ/2 ‖θ − w‖²
 
 from λ = ∞, where θ is w, to λ = 0, where it is the client's own model, starting each from the previous one.
-It scores the path, and the model that it trains alone, on rows that none of them has seen, takes the most
+With classes it follows a second path, around w with its own label frequencies (see `label_shift`).
+It scores the paths, and the model that it trains alone, on rows that none of them has seen, takes the most
 shared one among the best, and fits it again on all its rows. Scores and choice stay with the client.
 """
 
@@ -24,7 +25,6 @@ import numpy as np
 from jax import lax
 
 from pfedme.algorithms import Algorithm, FedAvg, PFedMe
-from pfedme.algorithms.label_prior import has_class_biases
 from pfedme.core.models import Model
 from pfedme.core.spec import Bound, Count, Index, NonNegative
 from pfedme.core.tree import Params, record
@@ -134,7 +134,7 @@ def personalize(
     are read once, after all choices. The metric on them is `measure` (accuracy or R² if None), for the class
     `positive` (the federation's if None); clients choose by `row_score` in any case.
     """
-    if not has_class_biases(model):
+    if not model.has_class_biases():
         prior = None
     offered = candidates(how, given, shifted=prior is not None)
     how = with_step(how, model, federation, seed)
