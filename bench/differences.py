@@ -2,7 +2,7 @@
 
 python bench/differences.py            a table of all federations, with MNIST
 python bench/differences.py NAME...    of those whose names contain a NAME
-python bench/differences.py --null 50  how often clients are called alike if they are, of 50 draws of each kind
+python bench/differences.py --null 50  how often alike clients are called alike, in 50 draws
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def known() -> Iterator[tuple[str, str, Callable[[], Federation]]]:
     """Federations: a name, the kind of difference, and a function that makes it."""
     for change, kind in {
         "nothing": "none", "label frequencies": "label skew", "other inputs": "feature shift",
-        "columns offset": "feature shift", "columns scaled": "feature shift", "labels reversed": "a few kinds",
-        "columns permuted": "a few kinds", "own rule": "unlike tasks",
+        "columns offset": "feature shift", "columns scaled": "feature shift",
+        "labels reversed": "a few kinds", "columns permuted": "a few kinds", "own rule": "unlike tasks",
     }.items():  # fmt: skip
         yield f"made: {change}", kind, lambda change=change: made(change)
     yield "synthetic:iid=true,rows=200", "none", Synthetic(iid=True, rows=200).load
@@ -97,7 +97,7 @@ def table(names: list[str]) -> None:
         print(line, flush=True)
         right, total = right + (found.kind == kind), total + 1
     print(
-        f"\n{right} of {total} are named rightly. A star marks a loss that is clearly below the shared model's."
+        f"\n{right} of {total} are named rightly; * marks a way that is clearly better than the shared model."
     )
 
 

@@ -1,12 +1,12 @@
-"""How the clients of a federation differ: in labels, in inputs, or in the rule that predicts one from the other.
+"""How clients differ: in labels, in inputs, or in the rule that predicts a label from an input.
 
 Each kind of difference suggests a way to serve clients. The ways are compared by their loss on rows that they
-have not seen, with linear models of at most `WIDTH` principal components:
+have not seen, with linear models of at most 64 principal components:
 
 - shared model: one model w for all;
 - label prior: w with log π_i − log π in its logits, where π_i are client i's label frequencies (for a
   quantity, with the mean of the client's residuals added to its predictions);
-- own scale: one model of features that each client centres, and possibly scales, by its own mean and deviation;
+- own scale: one model of features that each client centres, and possibly scales, by its own rows;
 - groups: k models, of which a client uses the one with the least loss on its rows;
 - own model: the client's own model, pulled towards w.
 
@@ -15,20 +15,20 @@ is fitted to one half and judged on the other, and vice versa. Test rows are nev
 
 Groups and own models count only if they are better than the same fitted to *dealt* rows: each client keeps
 its labels, but the features of rows with equal labels are shuffled over clients. If clients differ in nothing
-but labels, that changes nothing. The same deals give the distribution of test statistics by chance.
+but labels, that changes nothing. Random deals also give the distribution of test statistics by chance.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
-from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.sparse import csr_array
 
 from pfedme.data.federation import Federation
+from pfedme.engine.linear import Rows, deal, fit, loss, merged, of_groups, own_scale, prior, projected
 
 Kind = Literal["none", "label skew", "feature shift", "a few kinds", "unlike tasks", "cannot tell"]
 """none: clients are alike. label skew: labels occur with different frequencies. feature shift: inputs differ.
@@ -40,10 +40,10 @@ WAYS: dict[str, Kind] = {
     "own model": "unlike tasks",
 }
 """The ways to serve clients, from simple to complex, and the kind of difference that each is for."""
+TESTED = {"label prior": "labels", "own scale": "inputs"}
+"""What has to differ more than by chance for a way to count that is not compared with dealt rows."""
 MOST_CLIENTS, MOST_ROWS = 60, 100
 """At most this many clients, and training rows of each, are used."""
-WIDTH = 64
-"""With more features than this, models use as many principal components."""
 DEALS = 199
 """How often rows are dealt to clients for a test."""
 LEVEL, CLEAR = 0.005, 3.0
@@ -60,8 +60,6 @@ GROUPS = (2, 3, 4, 6)
 """Numbers of groups to try, with two clients or more in each on average."""
 BINS = 10
 """Quantities are dealt among rows of the same of this many ranges."""
-FLOOR = 1e-3
-"""The share of a uniform guess in every prediction, which bounds its loss."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,19 +108,6 @@ class Differences:
     """How many clients and training rows were used."""
 
 
-class Rows(NamedTuple):
-    """Rows of G clients (or groups), padded to the same number n."""
-
-    x: np.ndarray
-    """Features: (G, D, n)."""
-    y: np.ndarray
-    """Labels: (G, n)."""
-    range: np.ndarray
-    """The label itself, or the range that a quantity is in: (G, n)."""
-    there: np.ndarray
-    """Which rows are there: (G, n)."""
-
-
 def differences(federation: Federation) -> Differences | None:
     """How clients differ; None if there is only one, or too few rows to split."""
     halves = split(federation)
@@ -140,7 +125,10 @@ def differences(federation: Federation) -> Differences | None:
     for name, kind in WAYS.items():
         if name in losses:
             clear = clearly(shared, losses[name])
-            clear = clear and (name not in control or clearly(control[name], losses[name]))
+            if name in control:
+                clear = clear and clearly(control[name], losses[name])
+            else:
+                clear = clear and tests[TESTED[name]].p <= LEVEL
             gain, error = _mean_error(shared - losses[name])
             ways.append(Way(name, kind, float(losses[name].mean()), gain, error, clear, settings[name]))
     found = [way for way in ways if way.clear]
@@ -172,7 +160,7 @@ def by_tests(tests: dict[str, Test]) -> Kind:
 
 
 def split(federation: Federation) -> tuple[Rows, Rows]:
-    """Two random halves of each client's training rows, which depend on the client's id and on nothing else."""
+    """Two random halves of each client's training rows, which depend only on the client's id."""
     f, (start, count) = federation, federation.rows("train")
     who = np.argsort(f.ids, kind="stable")
     if len(who) > MOST_CLIENTS:
@@ -200,9 +188,11 @@ def split(federation: Federation) -> tuple[Rows, Rows]:
     )
 
 
-def compared(halves: tuple[Rows, Rows], classes: int):
+def compared(
+    halves: tuple[Rows, Rows], classes: int
+) -> tuple[dict[str, np.ndarray], dict[str, float], dict[str, np.ndarray]]:
     """The loss on each row of both halves for each way, its best setting, and the losses with dealt rows."""
-    folds = [projected(halves), projected(halves[::-1])]
+    folds = [projected(halves), projected((halves[1], halves[0]))]
     outputs = max(classes, 1)
     zero = np.zeros((1, outputs, 1), np.float32)
     losses, settings, control = {}, {}, {}
@@ -236,7 +226,7 @@ def compared(halves: tuple[Rows, Rows], classes: int):
     tried = {}
     for spread in (0.0, 1.0):
         each = []
-        for a, b in (halves, halves[::-1]):
+        for a, b in (halves, (halves[1], halves[0])):
             near, far = projected((own_scale(a, a, spread), own_scale(a, b, spread)))
             first = np.zeros((1, outputs, near.x.shape[1]), np.float32)
             theta = fit(merged(near), zero, first, 0 * first, ridge, 100)
@@ -260,133 +250,14 @@ def compared(halves: tuple[Rows, Rows], classes: int):
     losses["own model"] = tried[pull]
     by_chance = own(dealt, pull)
     control["own model"] = judged(by_chance, offset)
-    tried = {k: judged(grouped(real, fitted[pull], k), offset) for k in GROUPS if 2 * k <= len(halves[0].y)}
+    tried = {
+        float(k): judged(grouped(real, fitted[pull], k), offset) for k in GROUPS if 2 * k <= len(halves[0].y)
+    }
     if tried:
         settings["groups"] = k = best(tried)
         losses["groups"] = tried[k]
         control["groups"] = judged(grouped(dealt, by_chance, int(k)), offset)
     return losses, settings, control
-
-
-def projected(parts: tuple[Rows, Rows]) -> tuple[Rows, Rows]:
-    """The rows with at most `WIDTH` centred features of mean square 1, and a feature that is 1."""
-    x = np.concatenate([np.swapaxes(part.x, 1, 2)[part.there] for part in parts])
-    centre = x.mean(axis=0)
-    x = x - centre
-    axes = np.eye(x.shape[1], dtype=np.float32)
-    if len(axes) > WIDTH:
-        axes = np.linalg.eigh((x.T @ x).astype(np.float64))[1][:, -WIDTH:].astype(np.float32)
-    axes = axes / max(float(np.sqrt(np.mean((x @ axes) ** 2))), 1e-12)
-
-    def made(part: Rows) -> Rows:
-        z = axes.T @ (part.x - centre[:, None])
-        return part._replace(x=np.concatenate([z, np.ones_like(z[:, :1])], axis=1) * part.there[:, None])
-
-    return made(parts[0]), made(parts[1])
-
-
-def merged(rows: Rows, who: np.ndarray | slice = slice(None)) -> Rows:
-    """The rows of some clients as those of one."""
-    x, *rest = (a[who] for a in rows)
-    return Rows(np.swapaxes(x, 0, 1).reshape(1, x.shape[1], -1), *(a.reshape(1, -1) for a in rest))
-
-
-def scores(z: np.ndarray) -> np.ndarray:
-    """The predictions of outputs (G, C, n): probabilities, or quantities if C is 1."""
-    if z.shape[1] == 1:
-        return z
-    p = np.exp(z - z.max(axis=1, keepdims=True))
-    return p / p.sum(axis=1, keepdims=True)
-
-
-def loss(rows: Rows, theta: np.ndarray, offset: np.ndarray) -> np.ndarray:
-    """The loss of each row: −log of the label's probability, or ½ (prediction − label)²."""
-    p = scores(theta @ rows.x + offset)
-    if p.shape[1] == 1:
-        return 0.5 * (p[:, 0] - rows.y) ** 2
-    p = np.take_along_axis(p, rows.y[:, None].astype(np.int64), axis=1)[:, 0]
-    return -np.log((1 - FLOOR) * p + FLOOR / theta.shape[1])
-
-
-def fit(
-    rows: Rows, offset: np.ndarray, first: np.ndarray, anchor: np.ndarray, pull: float, steps: int
-) -> np.ndarray:
-    """The θ (G, C, D) that minimises each client's mean loss + pull/2 ‖θ − anchor‖², by Nesterov's method."""
-    outputs = first.shape[1]
-    weight = (rows.there / np.maximum(rows.there.sum(axis=1, keepdims=True), 1)).astype(np.float32)[:, None]
-    hot = rows.y[:, None] if outputs == 1 else (np.arange(outputs)[:, None] == rows.y[:, None])
-    hot, rows_first = hot.astype(np.float32), np.ascontiguousarray(np.swapaxes(rows.x, 1, 2))
-    v, size = np.ones((len(rows.y), 1, rows.x.shape[1]), np.float32), np.float32(1)
-    v = v + 0.1 * np.random.default_rng(0).standard_normal(v.shape[1:]).astype(np.float32)
-    for _ in range(15):
-        v = (weight * (v @ rows.x)) @ rows_first
-        size = np.linalg.norm(v, axis=2, keepdims=True)
-        v = v / np.maximum(size, 1e-12)
-    L = 1.1 * size * (1.0 if outputs == 1 else 0.5) + pull
-    q = np.sqrt(pull / L)
-    theta = ahead = np.broadcast_to(first, (len(rows.y), *first.shape[1:]))
-    for t in range(steps):
-        away = weight * (scores(ahead @ rows.x + offset) - hot)
-        new = ahead - (away @ rows_first + pull * (ahead - anchor)) / L
-        ahead, theta = new + np.minimum((1 - q) / (1 + q), t / (t + 3)) * (new - theta), new
-    return theta.astype(np.float32)
-
-
-def prior(rows: Rows, w: np.ndarray, pseudocount: float, classes: int) -> np.ndarray:
-    """What the label prior adds to each client's outputs: log π_i − log π, or its mean residual, shrunk."""
-    n = rows.there.sum(axis=1)[:, None]
-    if classes == 0:
-        residual = np.where(rows.there, rows.y - (w @ rows.x)[:, 0], 0).sum(axis=1, keepdims=True)
-        return (residual / (n + pseudocount)).astype(np.float32)[..., None]
-    counts = ((np.arange(classes)[:, None] == rows.y[:, None]) & rows.there[:, None]).sum(axis=2)
-    pi = (counts.sum(axis=0) + 0.5) / (counts.sum() + 0.5 * classes)
-    return np.log((counts + pseudocount * pi) / (n + pseudocount) / pi).astype(np.float32)[..., None]
-
-
-def own_scale(known: Rows, rows: Rows, spread: float) -> Rows:
-    """The rows, centred by each client's mean of the known rows and, with `spread`, divided by its deviation."""
-    there, n = known.there[:, None], np.maximum(known.there.sum(axis=1), 1)[:, None, None]
-    mean = np.where(there, known.x, 0).sum(axis=2, keepdims=True) / n
-    away = np.where(there, known.x - mean, 0)
-    x = rows.x - mean
-    if spread:
-        # Two imagined rows with the deviation of all clients keep a client with few rows from dividing by 0.
-        whole = (away**2).sum(axis=(0, 2))[:, None] / known.there.sum()
-        x = x * np.sqrt(
-            whole / np.maximum(((away**2).sum(axis=2, keepdims=True) + 2 * whole) / (n + 2), 1e-12)
-        )
-    return rows._replace(x=x.astype(np.float32))
-
-
-def of_groups(
-    rows: Rows, personal: np.ndarray, w: np.ndarray, offset: np.ndarray, k: int, ridge: float
-) -> np.ndarray:
-    """Each client's model if there are k, one for each group: first by the directions in which the clients'
-    own models deviate from w, then by which model has the least loss on a client's rows."""
-    way = (personal - w).reshape(len(personal), -1)
-    way = way / np.maximum(np.linalg.norm(way, axis=1, keepdims=True), 1e-12)
-    group = fcluster(linkage(way, "ward"), k, "maxclust") - 1
-    models = np.repeat(w, k, axis=0)
-    for _ in range(2):
-        for j in np.unique(group):
-            who = np.flatnonzero(group == j)
-            added = np.swapaxes(np.repeat(offset[who], rows.y.shape[1], axis=2), 0, 1)
-            first = models[j : j + 1]
-            models[j] = fit(merged(rows, who), added.reshape(1, len(w[0]), -1), first, 0 * first, ridge, 40)[
-                0
-            ]
-        cost = [np.where(rows.there, loss(rows, model, offset), 0).sum(axis=1) for model in models]
-        group = np.argmin(cost, axis=0)
-    return models[group]
-
-
-def deal(rows: Rows, random: np.random.Generator) -> Rows:
-    """The rows with features shuffled over all rows whose labels are equal, or in the same range."""
-    x = np.swapaxes(rows.x, 1, 2).copy()
-    for label in np.unique(rows.range[rows.there]):
-        equal = rows.there & (rows.range == label)
-        x[equal] = random.permutation(x[equal])
-    return rows._replace(x=np.swapaxes(x, 1, 2))
 
 
 def tested(halves: tuple[Rows, Rows]) -> dict[str, Test]:
@@ -430,8 +301,8 @@ def tested(halves: tuple[Rows, Rows]) -> dict[str, Test]:
 
 
 def _between(x: np.ndarray, within: np.ndarray, cell: np.ndarray) -> Callable[[np.ndarray], float]:
-    """The variance between cells of features and their squares, relative to their means `within` a label, as a
-    function of the order of rows."""
+    """The variance between cells of features and their squares, centred `within` each label, as a function of
+    the order of rows."""
 
     def centred(a: np.ndarray) -> np.ndarray:
         a = a - (_sums(within) @ a / np.bincount(within)[:, None])[within]

@@ -10,8 +10,8 @@ from pfedme.report.figures import COLOURS, png
 FOLLOWS: dict[Kind, str] = {
     "none": "One shared model should do: try fedavg.",
     "label skew": "A shared model with each client's label frequencies should do: try label-prior.",
-    "feature shift": "One shared model with fine-tuning, or with a normalisation of each client's own, should "
-    "do: try fedavg-ft, or fedbn with --model dnn-bn.",
+    "feature shift": "One shared model with fine-tuning, or with a normalisation of each client's own, "
+    "should do: try fedavg-ft, or fedbn with --model dnn-bn.",
     "a few kinds": "A shared model for each group of clients should do: try ifca.",
     "unlike tasks": "Clients need models of their own: try alone, or pfedme with a small lambda.",
     "cannot tell": "The labels of equal inputs seem to differ between clients, but there are too few rows to "
