@@ -40,6 +40,7 @@ def test_server_and_clients_have_the_models_of_a_simulation(cls: type[Algorithm]
             "--min-clients", "3", "--cohort", "3", "--min-replies", "3", "--clip", "0",
         )  # fmt: skip
         live.clients()
+        live.done(1)
         server = last_checkpoint(live)
         live.finished()
     data = Table(path=str(live.tables), label=LABEL)
