@@ -17,10 +17,12 @@ from pfedme.algorithms import Alone, Ditto, FedAvg, FedPer, Pooled
 from pfedme.cli import main
 from pfedme.core.models import MLR
 from pfedme.core.tree import record
+from pfedme.data.fashion import FILES, idx
 from pfedme.data.federation import Federation, Part
+from pfedme.data.mnist import Mnist
 from pfedme.data.synthetic import Synthetic
 from pfedme.engine.baseline import baseline
-from pfedme.experiments import published, relatives, tuned
+from pfedme.experiments import relatives, tuned
 from pfedme.experiments.published import CLAIMS, Claim, TurnedMnist, UnevenSynthetic
 from pfedme.experiments.study import Estimate, PlannedRun, Study
 from pfedme.experiments.tuned import FULL, METHODS, QUICK, SETTINGS, TRIALS, Entry, Found, Scale, Setting
@@ -264,7 +266,9 @@ def test_turned_images_are_the_images_turned(monkeypatch: pytest.MonkeyPatch):
     images = np.zeros((70_000, 784), np.uint8)
     images[:, 1] = 255  # the second pixel of the first line
     images[:, 300:304] = np.arange(70_000, dtype=np.uint32).view(np.uint8).reshape(-1, 4)  # which it is
-    monkeypatch.setattr(published, "load_idx", lambda _: (images, (np.arange(70_000) % 10).astype(np.uint8)))
+    labels = (np.arange(70_000) % 10).astype(np.uint8)
+    files = dict(zip(FILES, map(idx, (images.reshape(-1, 28, 28), labels)), strict=True))
+    monkeypatch.setattr(Mnist, "fetched", lambda _: files)
     f = TurnedMnist(clients=8, rows=30, tests=10).load()
     assert (f.clients, set(f.n_train), set(f.n_test)) == (8, {30}, {10})
     seen: dict[int, list[int]] = {}

@@ -233,8 +233,9 @@ Accuracies are percent of all clients' test rows, {over}.
 - A trial holds out a fifth of each client's training rows, trains on the rest for as many rounds as the run
   itself ({rounds}), and is judged by its accuracy on the held-out rows: of the personal model if there is
   one, otherwise of the global one. Test rows decide nothing. The best settings are then used to train on all
-  training rows, once with each of {scale.seeds} seeds; all trials have seed 0. Federations that are drawn at
-  random are drawn again for each seed; the paper's two are the same for all.
+  training rows, once with each of {scale.seeds} seeds; all trials have seed 0. Federations whose images are
+  drawn at random are drawn again for each seed, so that about one in a hundred of the other seeds' test rows
+  may have been held out with seed 0; the other federations are the same for all seeds.
 - Most algorithms have one main hyperparameter, which takes three values, each with two step sizes. Algorithms
   without one get six step sizes. Step sizes are derived from the curvature L of the clients' losses, divided
   by {divisors[TRIALS]} (by {divisors[2]} if there are two).
