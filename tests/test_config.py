@@ -8,9 +8,9 @@ from typing import ClassVar
 
 import pytest
 
-from pfedme.algorithms import ALGORITHMS, Algorithm, FedAvg, PerFedAvg, PFedMe
+from pfedme.algorithms import ALGORITHMS, Algorithm, FedAvg, FedBN, Mocha, PerFedAvg, PFedMe
 from pfedme.algorithms.aggregate import Combine
-from pfedme.core.models import DNN, MLR
+from pfedme.core.models import DNN, MLR, NormalisedDNN
 from pfedme.core.spec import Positive, field_types, parse
 from pfedme.core.tree import record
 from pfedme.deploy.config import APP, config_of, declared, plan_of, refuse_undeclared
@@ -72,9 +72,12 @@ def test_flower_lets_a_run_set_every_field_of_a_plan_and_of_our_algorithms():
 
 @pytest.mark.parametrize("cls", DEPLOYED.values(), ids=DEPLOYED)
 def test_hyperparameters_can_be_set_by_themselves(cls: type[Algorithm]):
+    model = NormalisedDNN(hidden=(4,)) if cls is FedBN else MLR() if cls is Mocha else DNN(hidden=(4,))
+    text = {FedBN: "dnn-bn:hidden=4", Mocha: "mlr"}.get(cls, "dnn:hidden=4")
     config = declared() | {"algorithm": cls.name, "eta": 0.1, "combine": "mean", "num-server-rounds": 7}
+    config |= {"model": text, "min-clients": 4}
     plan = plan_of(config)
-    assert plan == Plan(algorithm=cls(eta=0.1), model=MLR(), rounds=7)
+    assert plan == Plan(algorithm=cls(eta=0.1), model=model, rounds=7, min_clients=4)
     assert plan_of(config | {"algorithm": f"{cls.name}:eta=0.1", "eta": "", "combine": ""}) == plan
 
 

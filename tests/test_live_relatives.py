@@ -39,7 +39,8 @@ def test_server_and_clients_have_the_models_of_a_simulation(cls: type[Algorithm]
             algorithm, "--model", f"{name}:hidden={hidden}" if hidden else name, "--rounds", str(ROUNDS),
             "--min-clients", "3", "--cohort", "3", "--min-replies", "3", "--clip", "0",
         )  # fmt: skip
-        live.clients()
+        live.clients("--models", name)
+        live.done(1)
         server = last_checkpoint(live)
         live.finished()
     data = Table(path=str(live.tables), label=LABEL)

@@ -378,7 +378,7 @@ CLIENT = ["client", "--server", "127.0.0.1:9", "--data", "my.csv", "--label", "o
     ("argv", "said"),
     [
         ([*SERVER, "--algorithm", "pfedmee"], "did you mean 'pfedme'"),
-        ([*SERVER, "--algorithm", "alone"], "trains no shared model"),
+        ([*SERVER, "--algorithm", "alone"], "cannot be deployed: nothing is shared"),
         ([*SERVER, "--algorithm", "fedavg", "--lam", "3"], "--lam is not an option of fedavg"),
         ([*SERVER, "--rechoose", "3"], "--rechoose"),
         ([*SERVER, "--max-attempts", "0"], "max_attempts of the run must be at least 1"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 
 from pfedme.cli.options import add_data, add_debug, add_json, add_out, new_parser, parsed, source
@@ -22,7 +23,7 @@ def parser() -> argparse.ArgumentParser:
     """The options of `pfedme data describe`."""
     made = new_parser("data describe", "Describes a federation.", EXAMPLES)
     add_data(made)
-    add_out(made, "folder for a picture of each client's labels")
+    add_out(made, "folder for pictures of each client's labels and of how clients differ")
     add_json(made, "print the description as JSON")
     add_debug(made)
     return made
@@ -38,8 +39,10 @@ def carry_out(argv: list[str]) -> int:
 
     from pfedme.cli.screen.bars import waiting
     from pfedme.cli.screen.federations import print_description
+    from pfedme.engine.differences import differences
     from pfedme.files import atomic_write, refuse_file, writing
     from pfedme.report.describe import describe
+    from pfedme.report.differing import about_difference, differences_figure
     from pfedme.report.spread import labels_figure
 
     if args.out:
@@ -48,14 +51,20 @@ def carry_out(argv: list[str]) -> int:
         federation = source(args).load()
     with waiting("describing the federation"):
         description = describe(federation)
+    with waiting("comparing clients"):
+        found = differences(federation)
     if args.out:
         with writing(args.out):
             args.out.mkdir(parents=True, exist_ok=True)
             atomic_write(args.out / "labels.png", labels_figure(federation))
+            if found:
+                atomic_write(args.out / "differences.png", differences_figure(found))
     if args.json:
-        print(json.dumps({"data": args.data, **description}))
+        differ = dataclasses.asdict(found) if found else None
+        print(json.dumps({"data": args.data, **description, "differences": differ}))
     else:
-        print_description(args.data, description, federation)
+        facts = about_difference(found, federation.classes)
+        print_description(args.data, description, federation, facts)
     return 0
 
 

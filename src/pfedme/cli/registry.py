@@ -35,7 +35,9 @@ COMMANDS = {
         Command("data", "describe a federation, or list those that have a name", "pfedme.cli.data"),
         Command("reproduce", "run the paper's experiments and judge its claims", "pfedme.cli.reproduce"),
         Command(
-            "study", "measure what joining is worth, and how often the verdict is wrong", "pfedme.cli.study"
+            "study",
+            "measure what joining is worth, how often the verdict is wrong, and what algorithms are good for",
+            "pfedme.cli.study",
         ),
         Command("report", "put runs and comparisons on one HTML page", "pfedme.cli.report"),
         Command(

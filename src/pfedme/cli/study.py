@@ -1,4 +1,5 @@
-"""`pfedme study`: measures what joining is worth, and how often the verdict is wrong."""
+"""`pfedme study`: measures what joining is worth, how often the verdict is wrong, and which algorithm is good
+for what."""
 
 from __future__ import annotations
 
@@ -16,12 +17,19 @@ EXAMPLES = """\
 examples:
   pfedme study gain --quick                     a few minutes, one seed
   pfedme study gain --out docs                  docs/gain.md and docs/results/gain.csv
-  pfedme study verdict --out docs               docs/results/verdict.md: how often the verdict is wrong"""
+  pfedme study verdict --out docs               docs/results/verdict.md: how often the verdict is wrong
+  pfedme study relatives --quick                some algorithms on two federations, about three minutes
+  pfedme study relatives --out docs             docs/relatives.md: which algorithm for which federation"""
 ABOUT = {
     "gain": "what joining is worth to clients, on a range of federations",
     "verdict": "how often the verdict is wrong, on federations whose true gain is known",
+    "relatives": "all algorithms on a range of federations, each tuned with the same budget",
 }
-QUICK = {"gain": "a fifth of the rounds and steps, one seed", "verdict": "10 repetitions instead of 200"}
+QUICK = {
+    "gain": "a fifth of the rounds and steps, one seed",
+    "verdict": "10 repetitions instead of 200",
+    "relatives": "eight algorithms on two federations, a fifth of the rounds, one seed",
+}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -30,7 +38,10 @@ def parser() -> argparse.ArgumentParser:
     def each(texts: dict[str, str]) -> str:
         return "; ".join(f"{name}: {text}" for name, text in texts.items())
 
-    made = new_parser("study", "Measures what joining is worth, or how often the verdict is wrong.", EXAMPLES)
+    about = (
+        "Measures what joining is worth, how often the verdict is wrong, or which algorithm is good for what."
+    )
+    made = new_parser("study", about, EXAMPLES)
     made.add_argument("study", metavar="{" + ",".join(ABOUT) + "}", help=each(ABOUT))
     made.add_argument("--quick", action="store_true", help=each(QUICK))
     add_out(made, "folder for the results (study)", Path("study"))
@@ -52,7 +63,7 @@ def carry_out(argv: list[str]) -> int:
     keep_compiled_programs()
     refuse_file(args.out)
     words = ["study", name, *(["--quick"] if args.quick else [])]
-    return {"gain": _gain, "verdict": _verdict}[name](args, words)
+    return {"gain": _gain, "verdict": _verdict, "relatives": _relatives}[name](args, words)
 
 
 def _gain(args: argparse.Namespace, words: list[str]) -> int:
@@ -93,4 +104,24 @@ def _verdict(args: argparse.Namespace, words: list[str]) -> int:
         print(json.dumps({"out": str(args.out), "federations": federations}))
     else:
         print_verdicts(found, args.out)
+    return 0
+
+
+def _relatives(args: argparse.Namespace, words: list[str]) -> int:
+    """Which algorithm is good for what."""
+    from pfedme.cli.screen.bars import Steps
+    from pfedme.cli.screen.studies import print_relatives
+    from pfedme.experiments import relatives, tuned
+    from pfedme.experiments.study import Study
+
+    study = Study(args.out, shlex.join(["pfedme", *words]))
+    try:
+        with Steps() as steps:
+            found = relatives.study_relatives(study, tuned.QUICK if args.quick else tuned.FULL, steps)
+    except KeyboardInterrupt:
+        return same_command_resumes([*words, "--out", str(args.out)])
+    if args.json:
+        print(json.dumps({"out": str(args.out), "entries": [entry._asdict() for entry in found.entries]}))
+    else:
+        print_relatives(found, args.out)
     return 0

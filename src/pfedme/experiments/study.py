@@ -23,15 +23,18 @@ from pfedme.training.execution import Progress, Wanted
 
 @dataclasses.dataclass(frozen=True)
 class PlannedRun:
-    """A run that an experiment needs, with seeds 0, 1, ..."""
+    """A run that an experiment needs, with seeds 0, 1, ... or from another first one."""
 
     run: Run
     seeds: int
     train_loss: bool = False
+    first: int = 0
 
     def seeded(self) -> list[Run]:
         """The run with each seed."""
-        return [dataclasses.replace(self.run, seed=seed) for seed in range(self.seeds)]
+        return [
+            dataclasses.replace(self.run, seed=seed) for seed in range(self.first, self.first + self.seeds)
+        ]
 
 
 class Study:

@@ -18,10 +18,12 @@ MOST_NOTES = 8
 """At most this many notes on a table are printed after a run."""
 
 
-def print_description(name: str, description: dict[str, Any], federation: Federation) -> None:
-    """Prints the description of a federation."""
+def print_description(
+    name: str, description: dict[str, Any], federation: Federation, more: Sequence[tuple[str, str]]
+) -> None:
+    """Prints the description of a federation, with more facts at the end of the first table."""
     console = standard_output()
-    table = plain_table(name, ["", ""], _in_words(description))
+    table = plain_table(name, ["", ""], [*_in_words(description), *more])
     table.show_header, table.columns[-1].no_wrap = False, False
     console.print(table)
     for title, header, rows in words.tables(description, federation):

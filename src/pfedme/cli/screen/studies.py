@@ -15,6 +15,7 @@ from pfedme.cli.screen.layout import print_table, standard_output
 if TYPE_CHECKING:
     from pfedme.experiments.finding import Finding
     from pfedme.experiments.gain import Row
+    from pfedme.experiments.tuned import Found
     from pfedme.experiments.verdicts import Summary
 
 
@@ -40,6 +41,23 @@ def print_verdicts(found: Sequence[Summary], out: Path) -> None:
     console = standard_output()
     print_table(console, "verdicts on federations whose true gain is known", header, rows)
     console.print(f"What it means: {out}/results/verdict.md   All: {out}/results/verdict.csv", soft_wrap=True)
+
+
+def print_relatives(found: Found, out: Path) -> None:
+    """Prints the accuracy of the model that clients would use, for each algorithm on each federation."""
+    federations = [setting.name for setting in found.scale.settings]
+    methods = dict.fromkeys(method for _, method in found.models)
+    rows = [[method, *(_mean(found, where, method) for where in federations)] for method in methods]
+    console = standard_output()
+    print_table(console, "test accuracy in percent", ["algorithm", *federations], rows)
+    console.print(f"What it means: {out}/relatives.md   All: {out}/results/relatives.csv", soft_wrap=True)
+
+
+def _mean(found: Found, federation: str, method: str) -> str:
+    if (federation, method) not in found.models:
+        return "–"
+    values = found.values(federation, method, found.in_use(federation, method))
+    return f"{sum(values) / len(values):.2f}"
 
 
 def print_findings(findings: Sequence[Finding], out: Path) -> None:
