@@ -144,6 +144,9 @@ DEPLOYABLE = {
 def small(cls: type[Algorithm]) -> tuple[Algorithm, Description]:
     """A short form of an algorithm, and a small model that it can train."""
     few = {"clusters": 2, "warmup": 1, "F": 4, **QUICK}
+    few |= (
+        {"alpha": 0.05} if "alpha" in cls.steps else {}
+    )  # what is not given, a server does not find in rows
     model = NormalisedDNN(hidden=(4,)) if cls is FedBN else MLR() if cls is Mocha else DNN(hidden=(4,))
     return cls(**{name: value for name, value in few.items() if name in field_types(cls)}), model
 
