@@ -21,6 +21,7 @@ from pfedme.data.fashion import FILES, idx
 from pfedme.data.federation import Federation, Part
 from pfedme.data.mnist import Mnist
 from pfedme.data.synthetic import Synthetic
+from pfedme.engine import simulate
 from pfedme.engine.baseline import baseline
 from pfedme.experiments import relatives, tuned
 from pfedme.experiments.published import CLAIMS, Claim, TurnedMnist, UnevenSynthetic
@@ -206,6 +207,12 @@ def test_what_is_recorded_is_not_run_again(done: tuple[Path, Found]):
     assert lines(out) == table
 
 
+def test_compiled_programs_do_not_accumulate(done: tuple[Path, Found]):
+    """Hundreds of a federation's programs would otherwise outlive it, until memory mappings run out."""
+    relatives.study_relatives(Study(done[0], ""), SCALE)
+    assert simulate._advance._cache_size() == simulate._answer._cache_size() == 0
+
+
 def test_damaged_trials_are_repeated(done: tuple[Path, Found], tmp_path: Path):
     (source,) = (done[0] / "runs").glob("trials-fedavg-*.json")
     base = tuned.Ground.of(TINY, SCALE).base(FedAvg)
@@ -227,7 +234,7 @@ def test_leaders_are_paired_over_seeds():
          *entries("pooled", 0.9, 0.9, 0.9)),
         {}, {},
     )  # fmt: skip
-    # a − b is 1, −1 and 1 points, a − c is exactly 2 points with every seed.
+    # a − b is 1, −1 and 1 points; a − c is 2, 2 and 2.
     assert relatives.leaders(found, "x", "global") == ["a", "b"]
     assert relatives.ranked(found, "x") == ["pooled", "a", "b", "c"]
 

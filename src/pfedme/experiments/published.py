@@ -17,7 +17,6 @@ from pfedme.data.federation import Federation, aligned
 from pfedme.data.mnist import Mnist, decoded
 from pfedme.data.synthetic import Synthetic
 from pfedme.experiments.study import Estimate, PlannedRun, Study, markdown
-from pfedme.personalization.finished import Watch
 from pfedme.runs.run import Run
 
 Measure = Literal["accuracy", "mean", "worst_decile"]
@@ -206,25 +205,23 @@ CLAIMS: tuple[Claim, ...] = (
 """The claims, in the order of the page. Those of pFedMe's paper are the subject of `pfedme reproduce`."""
 
 
-def reproduce_claims(study: Study, watch: Watch = lambda *_: None) -> None:
-    """Carries out the runs of all claims, unless they are recorded."""
-    wishes = dict.fromkeys(wish for claim in CLAIMS for wish in claim.wishes)
-    for place, wish in enumerate(wishes):
-        watch(f"published numbers: {wish.run.algorithm.name}", place, len(wishes))
-        study.carry_out([wish])
+def wishes() -> list[PlannedRun]:
+    """The runs of all claims, each once."""
+    return list(dict.fromkeys(wish for claim in CLAIMS for wish in claim.wishes))
 
 
 def section(study: Study) -> str:
     """The claims as a part of the page, with our numbers."""
     lines = []
     for claim in CLAIMS:
-        ours = claim.ours(study) if claim.wishes else None
+        ours = claim.ours(study) if claim.wishes and all(map(study.has, claim.wishes)) else None
         shown = ["–", "–"] if ours is None else [str(ours), claim.verdict(ours)]
         lines.append([claim.about, f"{claim.value:g}", *shown, claim.source, claim.note])
     table = markdown(["claim", "published %", "ours %", "within a point", "source", "remarks"], lines)
     return f"""\
 ## Published numbers
 
-Settings are those of the sources as far as possible; the last column says where they are not.
+Settings are those of the sources as far as possible; the last column says where they are not. A dash means
+that nothing was run.
 
 {table}"""

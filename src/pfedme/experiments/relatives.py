@@ -59,9 +59,13 @@ GOOD_FOR = {
 
 def study_relatives(study: Study, scale: Scale, watch: Watch = lambda *_: None) -> Found:
     """Carries out whatever is not recorded yet, and writes the table, the figures and the page."""
-    found = measure(study, scale, watch)
-    if scale.published:
-        published.reproduce_claims(study, watch)
+    claims = published.wishes() if scale.published else []
+    total = scale.steps + len(claims)
+    found = measure(study, scale, lambda what, step, _: watch(what, step, total))
+    for step, wish in enumerate(claims, scale.steps):
+        watch(f"published numbers: {wish.run.algorithm.name}", step, total)
+        study.carry_out([wish])
+    watch("writing", total, total)
     study.write("relatives.csv", table_csv(found.entries), scale.seeds)
     study.write("relatives.png", _heat_map(found), scale.seeds)
     study.write("relatives-cost.png", _costs(found), scale.seeds)
@@ -98,16 +102,16 @@ def leaders(found: Found, federation: str, kind: str | None, field: str = "accur
     the majority do not compete."""
     rivals = {}
     for name in found.methods(federation):
-        values = found.values(federation, name, kind or found.in_use(federation, name), field)
+        values = found.by_seed(federation, name, kind or found.in_use(federation, name), field)
         if values and name not in ("pooled", MAJORITY):
             rivals[name] = values
     if not rivals:
         return []
-    first = max(rivals, key=lambda name: float(np.mean(rivals[name])))
+    first = max(rivals, key=lambda name: float(np.mean([*rivals[name].values()])))
 
     def level(name: str) -> bool:
-        pairs = zip(rivals[first], rivals[name], strict=False)
-        gap = Estimate.of([a - b for a, b in pairs])
+        both = rivals[first].keys() & rivals[name].keys()
+        gap = Estimate.of([rivals[first][seed] - rivals[name][seed] for seed in both])
         return gap.seeds > 1 and gap.mean <= gap.ci95
 
     return [first, *(name for name in rivals if name != first and level(name))]

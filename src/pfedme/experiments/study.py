@@ -82,6 +82,11 @@ class Study:
         """The number of rounds of the whole plan."""
         return sum(run.rounds for jobs in self.plan(wishes).values() for _, run, _ in jobs)
 
+    def has(self, wish: PlannedRun) -> bool:
+        """Whether a run has been carried out with all of its seeds."""
+        folders = [self.folder(wish, run) for run in wish.seeded()]
+        return all(folder.record.exists() and folder.status() != "running" for folder in folders)
+
     def records(self, wish: PlannedRun) -> list[dict[str, Any]]:
         """The records of a run that was carried out, one per seed."""
         return [self.folder(wish, run).read() for run in wish.seeded()]

@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 import jax
 
 from pfedme import __version__
-from pfedme.algorithms import OURS, Algorithm, FedAvg
+from pfedme.algorithms import OURS, Algorithm, Alone, FedAvg
 from pfedme.core.models import Model, parse_model
-from pfedme.core.spec import to_json
 from pfedme.data import parse_data
 from pfedme.engine.baseline import baseline
 from pfedme.engine.cost import size_of
@@ -102,6 +101,11 @@ class Scale:
     published: bool = True
     """Whether published numbers are reproduced too."""
 
+    @property
+    def steps(self) -> int:
+        """The number of steps that are shown: the trials of a method on a federation, or one run."""
+        return len(self.settings) * len(self.methods) * (1 + self.seeds)
+
 
 QUICK_METHODS = ("pfedme", "fedavg", "fedavg-ft", "ditto", "label-prior", "ifca", "alone", "pooled")
 FULL = Scale()
@@ -167,10 +171,14 @@ class Found:
         """The methods with results on a federation, baselines included."""
         return [method for where, method in self.models if where == federation]
 
-    def values(self, federation: str, method: str, kind: str, field: str = "accuracy") -> list[float]:
-        """An accuracy in percent, one value per seed; none if there is no such model."""
+    def by_seed(self, federation: str, method: str, kind: str, field: str = "accuracy") -> dict[int, float]:
+        """An accuracy in percent with each seed; empty if there is no such model."""
         lines = self.models.get((federation, method), {}).get(kind, [])
-        return [100 * getattr(entry, field) for entry in lines]
+        return {entry.seed: 100 * getattr(entry, field) for entry in lines}
+
+    def values(self, federation: str, method: str, kind: str, field: str = "accuracy") -> list[float]:
+        """The same values, without the seeds."""
+        return list(self.by_seed(federation, method, kind, field).values())
 
     def in_use(self, federation: str, method: str) -> str:
         """The model that clients would use: the personal one, or the global one if there is none."""
@@ -219,8 +227,8 @@ def tried(run: Run) -> list[Trial]:
     run, whole = run.prepare()
     held = whole.federation.hold_out(0, FOLDS)
     algorithm = run.algorithm
-    if "l2" in to_json(algorithm):
-        algorithm = dataclasses.replace(algorithm, **{"l2": "model"})
+    if isinstance(algorithm, Alone):
+        algorithm = dataclasses.replace(algorithm, l2="model")
     found = []
     for settings in candidates(algorithm, whole.smoothness()):
         simulation = Simulation(
@@ -334,8 +342,8 @@ def measure(study: Study, scale: Scale, watch: Watch = lambda *_: None) -> Found
     entries: list[Entry] = []
     chosen: dict[tuple[str, str], Algorithm] = {}
     left_out: dict[tuple[str, str], str] = {}
-    total = len(scale.settings) * len(scale.methods) * (1 + scale.seeds)
-    steps = iter(range(total + 1))
+    total = scale.steps
+    steps = iter(range(total))
     for setting in scale.settings:
         ground, name = Ground.of(setting, scale), setting.name
         for cls in scale.methods:
@@ -352,4 +360,6 @@ def measure(study: Study, scale: Scale, watch: Watch = lambda *_: None) -> Found
                 if algorithm := chosen.get((name, cls.name)):
                     entries += ground.train(study, algorithm, seed)
             entries.append(ground.majority(seed))
+        # The programs of a federation fit no other, and a process can hold only so many of them.
+        jax.clear_caches()
     return Found(scale, tuple(entries), chosen, left_out)
