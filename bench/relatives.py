@@ -2,21 +2,18 @@
 
     python bench/relatives.py [CELL...]
 
-Prints a Markdown table: medians of interleaved repetitions, everyone training. For IFCA, the time in which
-clients choose one of the four models is subtracted; it is given in a column of its own.
+Prints a Markdown table: medians of interleaved repetitions, everyone training. IFCA's
+rounds include the evaluation of all its models on all rows, by which clients choose.
 """
 
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable
 
-import jax
-from cells import CELLS, Cell, interleaved, median, ours
+from cells import CELLS, interleaved, median, ours
 
-from pfedme.algorithms import ALGORITHMS, IFCA, Algorithm, FedAvg
-from pfedme.engine.simulate import Simulation
+from pfedme.algorithms import ALGORITHMS, Algorithm, FedAvg
 from pfedme.errors import InputError
 
 REPETITIONS, ROUNDS = 9, 10
@@ -31,21 +28,6 @@ def algorithms() -> dict[str, Algorithm]:
     return {algorithm.name: algorithm for algorithm in made}
 
 
-def choosing(cell: Cell) -> Callable[[], float]:
-    """A function that returns the seconds in which all clients choose one of IFCA's models."""
-    federation = cell.federation()
-    simulation = Simulation(IFCA(eta=0.01), cell.network(), federation, cohort=federation.clients)
-    state = simulation.start()
-    jax.block_until_ready(simulation.answer(state))
-
-    def measure() -> float:
-        begin = time.perf_counter()
-        jax.block_until_ready(simulation.answer(state))
-        return time.perf_counter() - begin
-
-    return measure
-
-
 def main() -> None:
     """Measures and prints."""
     for name in sys.argv[1:] or CELLS:
@@ -55,15 +37,11 @@ def main() -> None:
                 measures[label] = ours(cell, algorithm, cell.federation().clients, ROUNDS)
             except InputError:  # it cannot train this model
                 continue
-        measures["choosing"] = choosing(cell)
         times = {label: median(values) for label, values in interleaved(measures, REPETITIONS).items()}
-        choice = times.pop("choosing")
         print(f"\n{name}: FedAvg {1e3 * times['fedavg']:.2f} ms per round\n")
-        print("| algorithm | times FedAvg's | choosing, times FedAvg's |\n|---|---|---|")
+        print("| algorithm | times FedAvg's |\n|---|---|")
         for label, seconds in times.items():
-            extra = choice if label == "ifca" else 0.0
-            chosen = f"{extra / times['fedavg']:.2f}" if extra else ""
-            print(f"| {label} | {(seconds - extra) / times['fedavg']:.2f} | {chosen} |", flush=True)
+            print(f"| {label} | {seconds / times['fedavg']:.2f} |", flush=True)
 
 
 if __name__ == "__main__":
