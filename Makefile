@@ -5,7 +5,7 @@ INSTALLED := .venv/.installed
 unexport PYTHONDONTWRITEBYTECODE  # the tests start many processes, which share their bytecode
 
 .PHONY: run test test-all test-live lint bench bench-peers bench-table bench-clipping bench-federation \
-        real-tables attack docs wheel check-wheel clean
+        real-tables advice-tables attack docs wheel check-wheel clean
 
 run: $(INSTALLED)
 	$(BIN)/pfedme compare \
@@ -46,6 +46,10 @@ bench-federation: $(INSTALLED)
 real-tables: $(INSTALLED)  # docs/results/tables.md is its output
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[tables]'
 	$(BIN)/python bench/tables/run.py
+
+advice-tables: $(INSTALLED)  # docs/results/advice.md is its output
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[tables]'
+	$(BIN)/python bench/tables/advice.py
 
 attack: $(INSTALLED)  # docs/results/attack.md is its output
 	@$(BIN)/python tests/attack.py

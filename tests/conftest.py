@@ -56,6 +56,7 @@ def pytest_configure(config: pytest.Config) -> None:
     the processes that tests start, too."""
     os.environ.update(QUICKLY_COMPILED)
     jax.config.update("jax_disable_most_optimizations", True)
+    jax.config.update("jax_traceback_in_locations_limit", 0)
     assert config.cache is not None
     folder = str(config.cache.mkdir("xla"))
     os.environ.update(JAX_COMPILATION_CACHE_DIR=folder, JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0")
@@ -64,15 +65,18 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 LONGEST = (
-    "test_experiments.py", "test_tutorial.py", "test_stopped.py", "test_live.py", "test_regression.py",
-    "test_contract.py", "test_together.py", "test_api.py", "test_deploy.py", "test_tune.py",
+    "test_live.py", "test_deploy.py", "test_api.py", "test_contract.py", "test_stopped.py",
+    "test_tutorial.py", "test_personalize.py", "test_door.py", "test_track.py", "test_together.py",
+    "test_html_report.py", "test_regression.py", "test_auto.py", "test_experiments.py", "test_compare.py",
+    "test_trust.py",
 )  # fmt: skip
-"""Files to begin with, lest one of them is left to a single worker in the end."""
+"""Files to begin with, in this order, lest one of them is left to a single worker in the end."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Puts the files that take longest first."""
-    items.sort(key=lambda item: item.path.name not in LONGEST)
+    place = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.path.name, len(place)))
 
 
 @pytest.fixture(scope="module", autouse=True)

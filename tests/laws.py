@@ -38,7 +38,9 @@ EXACT = ((8, 3), (4, 0), (16, 1), (2, 5))
 
 QUICKLY_COMPILED = {
     "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
-    "XLA_FLAGS": "--xla_cpu_use_fusion_emitters=false",
+    "JAX_TRACEBACK_IN_LOCATIONS_LIMIT": "0",
+    "XLA_FLAGS": "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+    " --xla_llvm_disable_expensive_passes=true",
 }
 """What makes a process compile programs fast, rather than to be fast, as is usual in tests."""
 

@@ -114,7 +114,8 @@ def test_newcomers_from_python(tmp_path: Path):
 
 
 def test_compare_has_the_records_of_its_runs(tmp_path: Path):
-    found = pfedme.compare(["fedavg:R=2", pfedme.Alone(R=2)], DATA, rounds=2, seeds=2, out=tmp_path / "c")
+    alone = pfedme.Alone(R=2, eta=0.1, l2="model")
+    found = pfedme.compare(["fedavg:R=2,eta=0.1", alone], DATA, rounds=2, seeds=2, out=tmp_path / "c")
     assert {name: len(records) for name, records in found.records.items()} == {"fedavg": 2, "alone": 2}
     for name, records in found.records.items():
         for seed, record in enumerate(records):

@@ -348,7 +348,7 @@ def test_rows_that_are_no_images_are_refused_by_the_command_line(
     assert not Path("run").exists()
 
 
-@pytest.mark.parametrize("partition", ["disjoint", "released", "dirichlet", "rotated"])
+@pytest.mark.parametrize("partition", ["disjoint", "released", "dirichlet", "rotated", "permuted", "scaled"])
 def test_mnist_is_images_of_28_by_28(tmp_path: Path, partition: str):
     write_digits(tmp_path / "idx", 30)
     fed = parse_data(f"mnist:path={tmp_path / 'idx'},partition={partition}").load()

@@ -18,6 +18,8 @@ from pfedme.training.compare import Comparison
 TINY = shlex.split(
     "--data synthetic:clients=4,rows=40,features=5,classes=3 --rounds 3 --cohort 2 --R 2 --B 5"
 )
+GIVEN = ("--eta", "0.02")
+"""A step size, where it is not the point how one is found."""
 
 
 def record(folder: Path) -> dict[str, Any]:
@@ -48,7 +50,7 @@ def test_an_option_applies_to_those_that_have_it(tmp_path: Path):
 
 
 def test_an_option_of_one_algorithm_wins_over_the_common_one(tmp_path: Path):
-    argv = ["compare", "fedavg:eta=0.5,beta=2", "alone", *TINY, "--eta", "0.02", "--out", str(tmp_path)]
+    argv = ["compare", "fedavg:eta=0.5,beta=2", "alone:l2=model", *TINY, *GIVEN, "--out", str(tmp_path)]
     assert main(argv) == 0
     fedavg, alone = (settings(tmp_path / name / "seed-0") for name in ("fedavg", "alone"))
     assert (fedavg["eta"], fedavg["beta"]) == (0.5, 2.0)
@@ -56,13 +58,14 @@ def test_an_option_of_one_algorithm_wins_over_the_common_one(tmp_path: Path):
 
 
 def test_blanks_in_an_option_of_one_algorithm_do_not_lose_it(tmp_path: Path):
-    argv = ["compare", "fedavg: eta = 0.5", "alone", *TINY, "--eta", "0.02", "--out", str(tmp_path)]
+    argv = ["compare", "fedavg: eta = 0.5", "alone:l2=model", *TINY, *GIVEN, "--out", str(tmp_path)]
     assert main(argv) == 0
     assert settings(tmp_path / "fedavg" / "seed-0")["eta"] == 0.5
 
 
 def test_the_same_algorithm_twice_gets_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    argv = ["compare", "fedavg:eta=0.5", "alone", "fedavg:eta=0.01", *TINY, "--out", str(tmp_path)]
+    names = ["fedavg:eta=0.5", "alone:l2=model", "fedavg:eta=0.01"]
+    argv = ["compare", *names, *TINY, *GIVEN, "--out", str(tmp_path)]
     assert main(argv) == 0
     assert settings(tmp_path / "fedavg-1" / "seed-0")["eta"] == 0.5
     assert settings(tmp_path / "fedavg-2" / "seed-0")["eta"] == 0.01
@@ -107,7 +110,7 @@ def test_a_run_of_a_comparison_is_the_run_by_itself(tmp_path: Path):
 
 
 def test_algorithms_start_from_the_same_model(tmp_path: Path):
-    assert main(["compare", "fedavg", "pfedme", "alone", *TINY, "--out", str(tmp_path)]) == 0
+    assert main(["compare", "fedavg", "pfedme", "alone:l2=model", *TINY, *GIVEN, "--out", str(tmp_path)]) == 0
     first = {name: record(tmp_path / name / "seed-0")["history"][0] for name in ("pfedme", "fedavg", "alone")}
     assert first["pfedme"]["global"] == first["fedavg"]["global"]
     # What each client has alone before its first step is the shared model; sums differ in their order.
@@ -126,7 +129,7 @@ def test_json_prints_one_object_and_nothing_else(tmp_path: Path, capsys: pytest.
 
 
 def test_a_comparison_leaves_a_table_and_a_figure(tmp_path: Path):
-    assert main(["compare", "fedavg", "alone", *TINY, "--out", str(tmp_path)]) == 0
+    assert main(["compare", "fedavg", "alone:l2=model", *TINY, *GIVEN, "--out", str(tmp_path)]) == 0
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {"compare.json", "compare.csv", "compare.png", "report.html", "fedavg", "alone"}
     assert (tmp_path / "compare.png").read_bytes().startswith(b"\x89PNG")
@@ -175,7 +178,7 @@ def test_a_seed_that_diverges_is_left_out_of_the_mean_and_reported():
 
 
 def test_a_comparison_is_not_overwritten_without_force(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    argv = ["compare", "fedavg", "alone", *TINY, "--out", str(tmp_path)]
+    argv = ["compare", "fedavg", "alone:l2=model", *TINY, *GIVEN, "--out", str(tmp_path)]
     assert main(argv) == 0
     before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
     capsys.readouterr()
@@ -189,7 +192,7 @@ def test_a_comparison_is_not_overwritten_without_force(tmp_path: Path, capsys: p
 
 
 def test_a_finished_comparison_can_be_shown_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    assert main(["compare", "fedavg", "alone", *TINY, "--out", str(tmp_path)]) == 0
+    assert main(["compare", "fedavg", "alone:l2=model", *TINY, *GIVEN, "--out", str(tmp_path)]) == 0
     first = capsys.readouterr().out
     assert main(["resume", str(tmp_path)]) == 0
     assert capsys.readouterr().out == first

@@ -12,16 +12,19 @@ import numpy as np
 import pytest
 from laws import CLASSES, FEATURES, RAGGED, federation, point, softmax_regression, with_test_rows
 
-from pfedme.cli import main
+from pfedme.algorithms import FedAvg
 from pfedme.core.model import Model
 from pfedme.core.models import CNN, DNN, MLR, Description, Network, NormalisedDNN
 from pfedme.core.tree import Params
 from pfedme.data.federation import Federation
-from pfedme.engine.choices import Personalize, candidates, lambda_path, personalize
+from pfedme.data.synthetic import Synthetic
+from pfedme.engine.choices import Line, Personalize, Start, candidates, for_all, lambda_path, personalize
 from pfedme.engine.label_shift import SMOOTHING, frequencies, prior, shift, shifted
 from pfedme.engine.metrics import Blocks
 from pfedme.engine.personalized import Candidate, Personalized
 from pfedme.personalization.finished import FinishedRun
+from pfedme.runs.run import Run
+from pfedme.training.execute import execute
 
 HOW = Personalize(steps=3, eta=0.03, folds=3, B=4)
 
@@ -35,7 +38,23 @@ def found(
         keys = jax.vmap(lambda i: jax.random.fold_in(jax.random.key(2), i))(part.ids)
         return jax.vmap(model.init)(keys)
 
-    return personalize(HOW, model, fed, w, lambda _: w, alone, prior=prior)
+    line = Line(
+        "global", lambda fed: Start(for_all(w, fed.clients), prior(fed) if prior and fed.classes else None)
+    )
+    return personalize(HOW, model, fed, [line], alone)
+
+
+def starts(w: Params, shift: np.ndarray) -> dict[str, Params]:
+    """A shared model, and the same with label frequencies."""
+    for_each = for_all(w, len(shift))
+    return {
+        "global": for_each,
+        "label-prior": jax.vmap(shifted)(for_each, jnp.asarray(shift, jnp.float32)),
+    }
+
+
+def is_shifted(candidate: Candidate) -> bool:
+    return candidate.line.endswith("label-prior")
 
 
 def uniform(fed: Federation) -> np.ndarray:
@@ -116,9 +135,7 @@ def test_if_clients_differ_in_label_frequencies_only_the_model_is_bayes():
     w = point(model, np.concatenate([MEANS.ravel(), bias]).astype(np.float32))
     offered = [Candidate("global", np.inf), Candidate("label-prior", np.inf)]
     who, test = np.arange(3), Blocks.cut(*fed.rows("test"))
-    walked = lambda_path(
-        HOW, model, fed, w, None, offered, jax.random.key(0), who, test, shift=shift(fed, pi)
-    )
+    walked = lambda_path(HOW, model, fed, starts(w, shift(fed, pi)), offered, jax.random.key(0), who, test)
     shared, own = (np.asarray(outcome.likely) for outcome, _ in walked)
     n = fed.n_train[:, None]
     smoothed = (n * frequencies(fed) + SMOOTHING * pi) / (n + SMOOTHING)
@@ -147,15 +164,15 @@ def test_with_equal_frequencies_the_choice_is_what_it_was():
     label = [[result.candidates[k].label for k in result.choice] for result in (old, new)]
     assert label[0] == label[1]
     np.testing.assert_array_equal(np.asarray(old.theta.ravel(1)), np.asarray(new.theta.ravel(1)))
-    plain = [not c.shifted for c in new.candidates]
+    plain = [not is_shifted(c) for c in new.candidates]
     np.testing.assert_array_equal(new.score[:, plain], old.score)
     np.testing.assert_array_equal(new.right[:, plain], old.right)
-    twins = [c.shifted for c in new.candidates]
+    twins = [is_shifted(c) for c in new.candidates]
     np.testing.assert_array_equal(new.score[:, twins], old.score[:, : sum(twins)])
 
 
 def test_the_more_shared_models_come_first():
-    lams = [(c.lam, c.shifted) for c in candidates(HOW, given=15.0, shifted=True)]
+    lams = [(c.lam, is_shifted(c)) for c in candidates(HOW, given=15.0, shifted=True)]
     assert lams[:-1] == sorted(lams[:-1], key=lambda pair: (-pair[0], pair[1]))
     assert candidates(HOW, shifted=True)[1].label == "label-prior"
     assert candidates(HOW, shifted=True)[3].label == "label-prior, λ = 100"
@@ -205,8 +222,8 @@ def test_the_rows_that_judge_are_not_counted():
     models = []
     for fed in (part, other):
         walked = lambda_path(
-            HOW, model, fed, w, None, offered, jax.random.key(0), who, Blocks.cut(*fed.rows("validation")),
-            shift=shift(fed, uniform(fed)),
+            HOW, model, fed, starts(w, shift(fed, uniform(fed))), offered, jax.random.key(0), who,
+            Blocks.cut(*fed.rows("validation")),
         )  # fmt: skip
         models.append([np.asarray(theta.ravel(1)) for _, theta in walked])
     np.testing.assert_array_equal(*models)
@@ -217,11 +234,9 @@ def test_the_rows_that_judge_are_not_counted():
 
 
 def test_what_a_newcomer_is_offered_depends_on_the_run_and_not_on_other_newcomers(tmp_path: Path):
-    run = (
-        "run fedavg --data synthetic:clients=6,rows=16,features=4,classes=3 --rounds 3 --cohort 2 --R 2 "
-        f"--B 5 --eta 0.05 --budget 6 --holdout-clients 0.34 --out {tmp_path / 'run'}"
-    )
-    assert main(run.split()) == 0
+    data = Synthetic(clients=6, rows=16, features=4, classes=3)
+    run = Run(algorithm=FedAvg(R=2, B=5, eta=0.05), data=data, model=MLR(), rounds=3, cohort=2, budget=6)
+    execute(dataclasses.replace(run, holdout_clients=0.34), tmp_path / "run")
     finished = FinishedRun.open(tmp_path / "run")
     newcomers = finished.run.parties()[1]
     assert newcomers is not None

@@ -18,7 +18,7 @@ from pfedme.core.spec import field_types
 from pfedme.data import parse_data
 from pfedme.data.fashion import FashionMnist, idx
 from pfedme.data.federation import Federation
-from pfedme.data.mnist import FILES, Mnist, decoded, from_folder, standardised
+from pfedme.data.mnist import FILES, VIEWS, Mnist, decoded, from_folder, permuted, scaled, standardised
 from pfedme.errors import InputError
 from pfedme.files import cache_folder
 
@@ -430,3 +430,48 @@ def test_a_damaged_fetched_file_is_never_used(tmp_path: Path):
     assert done.returncode == 2
     assert "could not be downloaded" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def pictures(n: int) -> np.ndarray:
+    """n images of random pixels."""
+    return np.random.default_rng(n).integers(0, 256, (n, 784), np.uint8)
+
+
+def test_permuted_images_are_the_images_again_if_they_are_permuted_back():
+    images = pictures(5)
+    marked = np.arange(784)[None]
+    orders = [permuted(marked, i, seed=3)[0] for i in range(4)]
+    assert (orders[0] == np.arange(784)).all()
+    assert len({order.tobytes() for order in orders}) == 4
+    for i in range(9):
+        back = np.argsort(orders[i % 4])
+        assert (permuted(images, i, seed=3)[:, back] == images).all()
+    assert (permuted(images, 1, seed=3) != permuted(images, 1, seed=4)).any()
+
+
+def test_scaled_images_are_affine_in_the_images_with_numbers_of_the_clients_own():
+    black, grey, white = (
+        scaled(np.full((1, 784), v, np.uint8), 2, seed=0)[0].astype(float) for v in (0, 100, 255)
+    )
+    s, images = (white - black) / 255, pictures(50)
+    assert (s >= 0.25 - 1 / 255).all()
+    assert (s <= 1 + 1 / 255).all()
+    np.testing.assert_allclose(grey, black + 100 * s, atol=1.5)  # all three are rounded
+    np.testing.assert_allclose(scaled(images, 2, seed=0), black + s * images, atol=1.5)
+    assert (scaled(images, 2, seed=0) != scaled(images, 3, seed=0)).any()
+
+
+def test_views_change_images_only(tmp_path: Path):
+    write_digits(tmp_path / "idx", 30)
+    made = {
+        name: parse_data(f"mnist:path={tmp_path / 'idx'},partition={name},clients=6,cap=20,seed=3").load()
+        for name in VIEWS
+    }
+    for fed in made.values():
+        assert (fed.y == made["rotated"].y).all()
+        assert (fed.count == made["rotated"].count).all()
+    plain = {
+        name: parse_data(f"mnist:path={tmp_path / 'idx'},partition={name},clients=1").load() for name in made
+    }
+    assert (plain["permuted"].x == plain["rotated"].x).all()  # client 0 sees the originals with both
+    assert (plain["scaled"].x != plain["rotated"].x).any()

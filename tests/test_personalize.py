@@ -7,6 +7,7 @@ import dataclasses
 import io
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -23,9 +24,12 @@ from pfedme.core.tree import Params
 from pfedme.data import parse_data
 from pfedme.data.federation import Federation, Part
 from pfedme.engine.choices import (
+    Line,
     Personalize,
+    Start,
     candidates,
     choose,
+    for_all,
     lambda_path,
     personalize,
     rounds_to_choice,
@@ -36,8 +40,6 @@ from pfedme.engine.metrics import Blocks, Outcomes, outcomes, over_clients
 from pfedme.engine.personalized import Candidate, Personalized, paired
 from pfedme.engine.simulate import Simulation, Store
 from pfedme.errors import InputError, Interrupted
-from pfedme.experiments import gain
-from pfedme.experiments.study import Study
 from pfedme.personalization.finished import FinishedRun, newcomer_curve, summary
 from pfedme.runs.run import Run
 from pfedme.training.execute import execute, resume
@@ -58,8 +60,12 @@ def apart(fed: Federation) -> Params:
     return jax.vmap(softmax_regression().init)(keys)
 
 
+def as_global(train: Callable[[Federation], Params]) -> Line:
+    return Line("global", lambda fed: Start(for_all(train(fed), fed.clients)))
+
+
 def found(fed: Federation, how: Personalize = HOW) -> Personalized:
-    return personalize(how, softmax_regression(), fed, shared(), lambda _: shared(), apart)
+    return personalize(how, softmax_regression(), fed, [as_global(lambda _: shared())], apart)
 
 
 # --- rows to choose by
@@ -141,7 +147,14 @@ def test_a_point_of_the_path_is_stationary():
     lams = (3.0, 0.3)
     offered = [Candidate("personal", lam, how.steps) for lam in lams]
     walked = lambda_path(
-        how, model, fed, w, None, offered, jax.random.key(0), np.arange(3), Blocks.cut(*fed.rows("test"))
+        how,
+        model,
+        fed,
+        {"global": for_all(w, 3)},
+        offered,
+        jax.random.key(0),
+        np.arange(3),
+        Blocks.cut(*fed.rows("test")),
     )
     far = []
     for lam, (_, theta) in zip(lams, walked, strict=True):
@@ -244,7 +257,8 @@ def test_the_model_that_judges_has_not_seen_the_rows_it_is_judged_by():
         seen.append(part)
         return shared()
 
-    personalize(HOW, softmax_regression(), fed, shared(), without, apart)
+    personalize(HOW, softmax_regression(), fed, [as_global(without)], apart)
+    assert seen.pop() is fed  # for the final models
     assert len(seen) == HOW.folds
     kept = [part.x[s : s + n] for part in seen for s, n in zip(*part.rows("validation"), strict=True)]
     mine = np.concatenate(kept)
@@ -266,10 +280,10 @@ def test_clients_with_many_rows_choose_by_one_part():
     fed = federation(((9, 3), (12, 2)))
     seen = []
     personalize(
-        dataclasses.replace(HOW, small=5), softmax_regression(), fed, shared(),
-        lambda part: seen.append(part) or shared(), apart,
+        dataclasses.replace(HOW, small=5), softmax_regression(), fed,
+        [as_global(lambda part: seen.append(part) or shared())], apart,
     )  # fmt: skip
-    assert len(seen) == 1
+    assert len(seen) == 2  # the last time for the final models
 
 
 def test_a_client_with_a_single_row_takes_the_global_model():
@@ -566,39 +580,6 @@ def test_a_newcomer_without_test_rows_cannot_be_judged():
     fed = federation(((30, 0), (30, 0)))
     with pytest.raises(InputError, match="No client has test rows"):
         summary(found(fed), np.zeros(0, bool))
-
-
-# --- the study
-
-
-@pytest.mark.slow
-def test_the_study_in_miniature(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    names = ("mnist-0.3-few", "mnist-0.3-many", "synthetic-0.5-0.5")
-    monkeypatch.setattr(gain, "SETTINGS", [s for s in gain.SETTINGS if s.name in names])
-    study = Study(tmp_path, "pfedme study gain")
-    rows = gain.study_gain(study, gain.TINY)
-    units = {p: p.stat().st_mtime_ns for p in (tmp_path / "runs").iterdir()}
-    again = gain.study_gain(study, gain.TINY)
-    assert {p: p.stat().st_mtime_ns for p in (tmp_path / "runs").iterdir()} == units
-    assert [r.mean for r in again] == [r.mean for r in rows]
-    table = list(csv.DictReader(io.StringIO((tmp_path / "results" / "gain.csv").read_text())))
-    assert list(table[0]) == ["federation", "method", "seed", "mean", "worst_decile", "harmed"]
-    methods = {"alone", "global", "label-prior", "fine-tuned", "own-lambda", "recommended", "pfedme"}
-    assert {r["method"] for r in table} == methods
-    assert len(table) == len(names) * len(methods) * gain.TINY.seeds
-    assert all(0 <= float(r[k]) <= 1 for r in table for k in ("mean", "worst_decile", "harmed"))
-    page = (tmp_path / "gain.md").read_text()
-    assert "When does joining pay?" in page
-    assert "pfedme study gain" in page
-    for name in ("gain.png", "newcomers.png"):
-        assert (tmp_path / "results" / name).read_bytes().startswith(b"\x89PNG")
-
-
-def test_the_study_covers_the_range():
-    assert len(gain.SETTINGS) >= 10
-    assert len({s.name for s in gain.SETTINGS}) == len(gain.SETTINGS)
-    assert sum(s.newcomers for s in gain.SETTINGS) >= 4
-    assert {"mnist", "synthetic"} <= {s.data for s in gain.SETTINGS}  # the paper's own
 
 
 def test_newcomers_with_more_rows_than_there_are_are_left_out(run: Path):

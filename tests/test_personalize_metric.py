@@ -20,7 +20,7 @@ from pfedme.cli import main
 from pfedme.core.models import Network
 from pfedme.core.tree import Params
 from pfedme.data.federation import Federation
-from pfedme.engine.choices import Personalize, personalize
+from pfedme.engine.choices import Line, Personalize, Start, for_all, personalize
 from pfedme.engine.measure import ACCURACY, AUC, MEASURES, R2
 from pfedme.engine.personalized import Personalized
 from pfedme.personalization.finished import FinishedRun, clients_csv, document, methods, newcomer_curve
@@ -58,7 +58,8 @@ def found(fed: Federation, key: str | None, **options: Any) -> Personalized:
     w = model.init(jax.random.key(1))
     keys = jax.vmap(lambda i: jax.random.fold_in(jax.random.key(2), i))(fed.ids)
     return personalize(
-        HOW, model, fed, w, lambda _: w, lambda _: jax.vmap(model.init)(keys),
+        HOW, model, fed, [Line("global", lambda _: Start(for_all(w, fed.clients)))],
+        lambda _: jax.vmap(model.init)(keys),
         measure=MEASURES[key] if key else None, **options,
     )  # fmt: skip
 
@@ -256,14 +257,15 @@ def test_an_evaluation_too_large_for_the_metric_is_by_accuracy(monkeypatch: pyte
 
 
 def write_table(path: Path, seed: int, each: int = 120) -> None:
-    """Wards with a rare outcome; in ward `none` nobody has it."""
+    """Wards with a rare outcome; in ward `none` nobody has it, and ward `later` is small."""
     rng = np.random.default_rng(seed)
     with path.open("w", newline="") as file:
         table = csv.writer(file)
         table.writerow(["ward", "age", "dose", "dead"])
         for place, ward in enumerate(["a", "b", "c", "d", "none", "later"]):
-            x = rng.normal(size=(each, 2))
-            risk = x @ [1.0, 0.5 * (place - 1)] + 0.3 * rng.normal(size=each)
+            n = 24 if ward == "later" else each
+            x = rng.normal(size=(n, 2))
+            risk = x @ [1.0, 0.5 * (place - 1)] + 0.3 * rng.normal(size=n)
             dead = (risk >= np.sort(risk)[-7]) & (ward != "none")
             table.writerows([ward, *row, "yes" if d else "no"] for row, d in zip(x, dead, strict=True))
 

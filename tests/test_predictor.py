@@ -326,9 +326,10 @@ def test_the_table_is_never_overwritten(
 def test_a_run_with_a_shared_model_alone_knows_its_clients(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    table = saved(patients(80), tmp_path / "patients.csv")
+    table = saved(patients(30), tmp_path / "patients.csv")
     command = ["run", "fedavg", "--data", str(table), "--client", "hospital", "--label", "outcome"]
-    command += ["--rounds", "2", "--holdout-clients", "Nord", "--out", str(tmp_path / "run"), "--json"]
+    command += ["--rounds", "2", "--eta", "0.1", "--budget", "6", "--holdout-clients", "Nord", "--json"]
+    command += ["--out", str(tmp_path / "run")]
     assert main(command) == 0
     export = ["export", str(tmp_path / "run"), "-o", str(tmp_path / "model"), "--force", "--client"]
     assert main([*export, "Süd"]) == 0

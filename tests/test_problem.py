@@ -1,12 +1,15 @@
 """Mini-batches: which rows a client draws."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import oracles
 import pytest
-from laws import federation, problem, softmax_regression
+from laws import federation, point, problem, softmax_regression
 
-from pfedme.core.problem import _scaled
+from pfedme.core.problem import BLOCK, _scaled
 from pfedme.engine.simulate import Store
 
 
@@ -49,3 +52,18 @@ def test_test_rows_are_the_clients_own_and_a_client_without_any_gives_a_training
         rows = np.asarray(problem(fed, softmax_regression(), i).draw_test(jax.random.key(i), 500))
         first = fed.start[i] + fed.n_train[i] if fed.n_test[i] else fed.start[i]
         assert set(rows.tolist()) == set(range(first, first + max(1, fed.n_test[i])))
+
+
+@pytest.mark.parametrize("rows", [1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 5])
+@pytest.mark.parametrize("l2", [0.0, 0.3])
+def test_the_mean_loss_is_the_oracles_over_the_clients_training_rows_alone(rows: int, l2: float):
+    fed = federation([(7, 3), (rows, 4), (2, 1)])
+    own = slice(fed.start[1], fed.start[1] + rows)
+    x = np.full_like(fed.x, np.nan)
+    x[own] = fed.x[own]
+    model = softmax_regression(l2)
+    vectors = np.random.default_rng(rows).normal(size=(3, model.init(jax.random.key(0)).ravel().size))
+    own_problem = problem(dataclasses.replace(fed, x=x), model, 1)
+    got = jax.vmap(own_problem.mean_loss)(point(model, vectors.astype(np.float32)))
+    want = [oracles.loss(vector, oracles.Rows(fed.x[own], fed.y[own]), l2) for vector in vectors]
+    np.testing.assert_allclose(got, want, rtol=1e-5)

@@ -42,7 +42,17 @@ from pfedme.core.spec import build
 from pfedme.core.tree import Params
 from pfedme.data.federation import Federation
 from pfedme.data.table import Table
-from pfedme.engine.choices import Personalize, choose, lambda_path, personalize, row_score, with_own_lambdas
+from pfedme.engine.choices import (
+    Line,
+    Personalize,
+    Start,
+    choose,
+    for_all,
+    lambda_path,
+    personalize,
+    row_score,
+    with_own_lambdas,
+)
 from pfedme.engine.metrics import Blocks, outcomes
 from pfedme.engine.personalized import Candidate
 from pfedme.engine.simulate import Simulation, Store
@@ -528,7 +538,14 @@ def test_a_point_of_the_path_is_a_linear_solve():
     w, how, lams = ridge().init(jax.random.key(1)), Personalize(steps=1500, eta=0.1, B=4), (3.0, 0.3)
     offered = [Candidate("personal", lam, how.steps) for lam in lams]
     walked = lambda_path(
-        how, ridge(), fed, w, None, offered, jax.random.key(0), np.arange(2), Blocks.cut(*fed.rows("test"))
+        how,
+        ridge(),
+        fed,
+        {"global": for_all(w, 2)},
+        offered,
+        jax.random.key(0),
+        np.arange(2),
+        Blocks.cut(*fed.rows("test")),
     )
     for lam, (_, theta) in zip(lams, walked, strict=True):
         for own, rows in zip(flat(theta, True), train_rows(fed), strict=True):
@@ -560,7 +577,9 @@ def test_r2_of_what_clients_choose_is_numpys():
     fed = federation(((30, 9), (12, 0), (2, 1), (20, 6), (50, 4)))
     w = ridge().init(jax.random.key(1))
     how = Personalize(steps=60, eta=0.1, folds=2, B=5)
-    found = personalize(how, ridge(), fed, w, lambda _: w, own_models)
+    found = personalize(
+        how, ridge(), fed, [Line("global", lambda _: Start(for_all(w, fed.clients)))], own_models
+    )
     told = [with_one(rows.x) @ own for rows, own in zip(held_out(fed), flat(found.theta, True), strict=True)]
     labels = [rows.y.astype(np.float64) for rows in held_out(fed)]
     y, z = np.concatenate(labels), np.concatenate(told)

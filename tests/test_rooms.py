@@ -12,7 +12,7 @@ import pfedme
 ROOT = Path(pfedme.__file__).parent
 ROOMS = (
     "errors", "files", "livebar", "core", "algorithms", "data", "engine", "runs", "export", "report",
-    "training", "personalization", "tuning", "experiments", "deploy", "arguments", "api", "cli",
+    "training", "personalization", "tuning", "advice", "experiments", "deploy", "arguments", "api", "cli",
 )  # fmt: skip
 """In the order of the pipeline; a name without a folder is a single module."""
 MODULES = {

@@ -131,3 +131,39 @@ def test_a_large_federation_is_made_in_groups_that_leave_no_client_out():
     assert f.count.tolist() == [100] * 400
     assert (np.abs(f.x).sum(axis=1) > 0).all()
     assert len({row.tobytes() for row in f.x}) == 40_000
+
+
+def agreement(federation: Federation, i: int, j: int) -> float:
+    """How often a linear model of client i's rows, fitted by least squares to one-hot labels, gives the label
+    on client j's rows."""
+    rows = federation.x.reshape(federation.clients, -1, federation.features).astype(np.float64)
+    y = federation.y.reshape(federation.clients, -1)
+    design = np.concatenate([rows, np.ones((*rows.shape[:2], 1))], axis=2)
+    W = np.linalg.lstsq(design[i], np.eye(federation.classes)[y[i]], rcond=None)[0]
+    return float((np.argmax(design[j] @ W, axis=1) == y[j]).mean())
+
+
+def test_clients_of_a_kind_have_one_true_model_and_others_another():
+    f = Synthetic(clients=7, rows=3000, features=4, classes=3, iid=True, kinds=3, seed=1).load()
+    for i in range(7):
+        alike = [agreement(f, i, j) for j in range(7) if j % 3 == i % 3]
+        unlike = [agreement(f, i, j) for j in range(7) if j % 3 != i % 3]
+        assert min(alike) > 0.8
+        assert max(unlike) < min(alike) - 0.1
+
+
+@pytest.mark.parametrize("rows", [0, 60])
+def test_one_kind_of_identically_distributed_clients_is_no_difference(rows: int):
+    one, same = (Synthetic(clients=4, rows=rows, iid=True, kinds=kinds).load() for kinds in (0, 1))
+    assert (one.x == same.x).all()
+    assert (one.y == same.y).all()
+
+
+def test_inputs_differ_with_one_true_model_unless_clients_are_identically_distributed():
+    own, same = (Synthetic(clients=8, rows=2000, iid=iid, kinds=1).load() for iid in (False, True))
+
+    def spread(f: Federation) -> float:
+        return float(f.x.reshape(8, 2000, -1).mean(axis=1).var(axis=0).mean())
+
+    assert spread(own) > 0.5  # v_i ~ N(B_i, 1)
+    assert spread(same) < 0.01

@@ -32,7 +32,7 @@ def starts(simulations: list[Simulation]) -> list[State]:
     "cls",
     [
         *(
-            pytest.param(cls, marks=[pytest.mark.slow] * (cls not in (PFedMe, FedAvg)))
+            pytest.param(cls, marks=[pytest.mark.slow] * (cls not in (PFedMe,)))
             for cls in ALGORITHMS.values()
         ),
         *(pytest.param(cls, marks=[pytest.mark.slow] * cls.has_global) for cls in OUTSIDE.values()),

@@ -51,6 +51,14 @@ def references(federation: Federation) -> dict[str, np.ndarray]:
     }
 
 
+def with_client_column(federation: Federation) -> np.ndarray:
+    """Predictions for all test rows by one model for all rows that is told whose row it is."""
+    (x, y, owner), (new, _, new_owner) = rows_of(federation, "train"), rows_of(federation, "test")
+    told = np.eye(federation.clients, dtype=np.float32)
+    fit = _ridge if federation.classes == 0 else _logistic
+    return fit(np.hstack([x, told[owner]]), y, np.hstack([new, told[new_owner]]), federation.classes)
+
+
 def _constant(y: np.ndarray, rows: int, classes: int) -> np.ndarray:
     """The classes' smoothed shares, or the mean, for each of so many rows."""
     if classes == 0:

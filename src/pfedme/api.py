@@ -15,7 +15,6 @@ from pfedme.algorithms import Algorithm
 from pfedme.core.models import Description, Model
 from pfedme.data import Source
 from pfedme.engine.choices import Personalize
-from pfedme.engine.exchange import first_model
 from pfedme.errors import InputError
 from pfedme.personalization.afterwards import Offer, offer, write_page
 from pfedme.personalization.finished import FinishedRun
@@ -241,12 +240,8 @@ def _run(
 def _finished(result: Result) -> FinishedRun:
     """A run that has just finished, ready for the steps that follow it."""
     result.run.refuse_to_offer()
-    assert result.w is not None
-    run, simulation = result.run.prepare()
     improving = bool(result.record.get("auto", {}).get("improving"))
-    return FinishedRun(
-        run, simulation, first_model(simulation.model, simulation.seed).like(result.w), improving
-    )
+    return FinishedRun.of(*result.run.prepare(), result.w, improving=improving)
 
 
 @contextmanager

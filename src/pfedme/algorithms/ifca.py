@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from pfedme.algorithms.base import Algorithm, Cohort, Models, Update, sgd
 from pfedme.algorithms.kmeans import STARTS, directions
 from pfedme.core.models import Model
-from pfedme.core.problem import ALL_ROWS, Problem
+from pfedme.core.problem import Problem
 from pfedme.core.spec import Count, Index
 from pfedme.core.tree import Params, record
 from pfedme.errors import InputError
@@ -78,7 +78,7 @@ class IFCA(Algorithm):
 
     def answer(self, key: jax.Array, problem: Problem, sent: Any, state: Any) -> Any:
         """The best model as it was received."""
-        best = jnp.argmin(jax.vmap(problem.loss(ALL_ROWS))(sent[1]))
+        best = jnp.argmin(jax.vmap(problem.mean_loss)(sent[1]))
         return Models(personal=sent[1][best]), {"cluster": best}
 
 

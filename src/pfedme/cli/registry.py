@@ -30,6 +30,11 @@ COMMANDS = {
             "find the right model for each client of a run, or for newcomers",
             "pfedme.cli.personalize",
         ),
+        Command(
+            "advise",
+            "find the best model for every client, and say whether joining pays",
+            "pfedme.cli.advise",
+        ),
         Command("tune", "search for hyperparameters on validation rows", "pfedme.cli.tune"),
         Command("algorithms", "list the algorithms, or describe one", "pfedme.cli.algorithms"),
         Command("data", "describe a federation, or list those that have a name", "pfedme.cli.data"),

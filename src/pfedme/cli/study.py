@@ -11,12 +11,13 @@ from pathlib import Path
 
 from pfedme.cli.interrupts import same_command_resumes
 from pfedme.cli.options import add_debug, add_json, add_out, new_parser, parsed
-from pfedme.errors import Interrupted, unknown
+from pfedme.errors import InputError, Interrupted, unknown
 
 EXAMPLES = """\
 examples:
   pfedme study gain --quick                     a few minutes, one seed
   pfedme study gain --out docs                  docs/gain.md and docs/results/gain.csv
+  pfedme study gain --federations medpar,ames   only these; others can be measured at the same time
   pfedme study verdict --out docs               docs/results/verdict.md: how often the verdict is wrong
   pfedme study relatives --quick                some algorithms on two federations, about three minutes
   pfedme study relatives --out docs             docs/relatives.md: which algorithm for which federation"""
@@ -44,6 +45,10 @@ def parser() -> argparse.ArgumentParser:
     made = new_parser("study", about, EXAMPLES)
     made.add_argument("study", metavar="{" + ",".join(ABOUT) + "}", help=each(ABOUT))
     made.add_argument("--quick", action="store_true", help=each(QUICK))
+    made.add_argument(
+        "--federations", metavar="NAME,NAME",
+        help="gain: measure only these; the page is written once all have been measured",
+    )  # fmt: skip
     add_out(made, "folder for the results (study)", Path("study"))
     add_json(made, "print the table as JSON on standard output")
     add_debug(made)
@@ -60,6 +65,8 @@ def carry_out(argv: list[str]) -> int:
     from pfedme.engine.devices import keep_compiled_programs
     from pfedme.files import refuse_file
 
+    if args.federations is not None and name != "gain":
+        raise InputError(f"--federations is an option of 'study gain', not of 'study {name}'; leave it out.")
     keep_compiled_programs()
     refuse_file(args.out)
     words = ["study", name, *(["--quick"] if args.quick else [])]
@@ -70,19 +77,23 @@ def _gain(args: argparse.Namespace, words: list[str]) -> int:
     """What joining is worth."""
     from pfedme.cli.screen.bars import Steps
     from pfedme.cli.screen.studies import print_gain
-    from pfedme.experiments import gain
+    from pfedme.experiments.gain import study_gain
+    from pfedme.experiments.gain_federations import FULL, QUICK, named
     from pfedme.experiments.study import Study
 
     study = Study(args.out, shlex.join(["pfedme", *words]))
+    some = named(args.federations)
     try:
         with Steps() as steps:
-            rows = gain.study_gain(study, gain.QUICK if args.quick else gain.FULL, steps)
+            rows, missing = study_gain(study, QUICK if args.quick else FULL, some, steps)
     except KeyboardInterrupt:
-        return same_command_resumes([*words, "--out", str(args.out)])
+        chosen = ["--federations", args.federations] if args.federations else []
+        return same_command_resumes([*words, *chosen, "--out", str(args.out)])
     if args.json:
-        print(json.dumps({"out": str(args.out), "federations": {r.setting.name: r.mean for r in rows}}))
+        federations = {r.setting.name: r.mean for r in rows}
+        print(json.dumps({"out": str(args.out), "federations": federations, "missing": missing}))
     else:
-        print_gain(rows, args.out)
+        print_gain(rows, missing, args.out)
     return 0
 
 

@@ -10,6 +10,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from pfedme.core.models import Model
 from pfedme.core.tree import Params
@@ -20,6 +21,9 @@ round and starting over after the last row."""
 
 ALL_ROWS = np.zeros(0, np.int32)
 """Stands for all rows of a client in `Problem.loss`, as B = 0 does."""
+
+BLOCK = 64
+"""Rows that `Problem.mean_loss` reads at a time."""
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["model", "x", "y", "weight"], meta_fields=[])
@@ -103,6 +107,26 @@ class Problem:
         return Loss(
             self.model, self.x[rows], self.y[rows], jnp.where(own, 1, 0).astype(self.x.dtype) / self.count
         )
+
+    def mean_loss(self, theta: Params) -> jax.Array:
+        """f_i(θ) on all rows of the client, of the model as it is used and without a gradient.
+
+        Rows are read in blocks that stay in the caches. If this is mapped over several models, they share
+        each block.
+        """
+
+        def add(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            first, total = carry
+            at = first + jnp.arange(BLOCK)
+            own = at < self.count
+            rows = self.start + jnp.where(own, at, 0)
+            y = _at(self.y, rows)
+            losses = self.model.losses(self.model.scores(theta, _at(self.x, rows)), y)
+            return first + BLOCK, total + jnp.sum(jnp.where(own, self.model.weighted(losses, y), 0))
+
+        begin = jnp.int32(0), jnp.zeros((), self.x.dtype)
+        total = lax.while_loop(lambda carry: carry[0] < self.count, add, begin)[1]
+        return total / self.count + self.model.regulariser(theta)
 
     def label_counts(self, classes: int) -> jax.Array:
         """How often each label occurs in the client's training rows."""

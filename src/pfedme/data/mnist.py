@@ -1,5 +1,5 @@
 """Images of ten classes, distributed over clients: two labels each as in the paper, by a Dirichlet
-distribution, or rotated. MNIST is one such set of images.
+distribution, or evenly, with images that clients see differently. MNIST is one such set of images.
 
 Pixels are standardised as (x − mean)/(std + 0.001) over all 70,000 images, as the released code does.
 """
@@ -41,7 +41,9 @@ PACKAGE = Package(
 )  # fmt: skip
 """Has the files too."""
 
-Partition = Literal["disjoint", "released", "dirichlet", "rotated"]
+Partition = Literal["disjoint", "released", "dirichlet", "rotated", "permuted", "scaled"]
+KINDS = 4
+"""Number of angles with rotated, and of orders of the pixels with permuted."""
 
 
 @record
@@ -54,13 +56,14 @@ class Images:
     """disjoint: as in the paper, two labels per client and no image twice; released: as in the released code,
     whose clients share images (some clients' test images are in other clients' training sets); dirichlet:
     each label spread over the clients by Dirichlet(alpha); rotated: even shares of all labels, with
-    client i's images rotated by i quarter turns."""
+    client i's images rotated by i quarter turns; permuted: even shares, with the pixels in one of four
+    orders; scaled: even shares, with a contrast and an offset of each pixel that are the client's own."""
     clients: Count | None = None
-    """N; 20, or any number with dirichlet and rotated."""
+    """N; 20, or any number except with disjoint and released."""
     alpha: Positive = 0.3
     """Concentration of the Dirichlet distribution: small for dissimilar clients. Used by dirichlet only."""
     cap: Index = 0
-    """Largest number of images per client; 0 for no limit. Used by dirichlet and rotated only."""
+    """Largest number of images per client; 0 for no limit. Not used by disjoint and released."""
     train: Share = 0.75
     """Share of a client's images to train on."""
     seed: Seed = 0
@@ -77,15 +80,15 @@ class Images:
             )
         images, labels = decoded(from_folder(Path(self.path)) if self.path else self.fetched())
         rng = np.random.default_rng([self.seed, 70_000])
-        hand_out: dict[Partition, Callable[[], list[np.ndarray]]] = {
-            "disjoint": lambda: two_labels(labels, disjoint=True),
-            "released": lambda: two_labels(labels, disjoint=False),
-            "dirichlet": lambda: dirichlet(labels, self.clients or 20, self.alpha, self.cap, rng),
-            "rotated": lambda: even(labels, self.clients or 20, self.cap, rng),
-        }
-        owned = hand_out[self.partition]()
-        if self.partition == "rotated":
-            turn(images, owned)
+        if self.partition in ("disjoint", "released"):
+            owned = two_labels(labels, disjoint=self.partition == "disjoint")
+        elif self.partition == "dirichlet":
+            owned = dirichlet(labels, self.clients or 20, self.alpha, self.cap, rng)
+        else:
+            owned = even(labels, self.clients or 20, self.cap, rng)
+            view = VIEWS[self.partition]
+            for i, own in enumerate(owned):
+                images[own] = view(images[own], i, self.seed)
         rows = np.concatenate(owned)
         used, times = np.unique(rows, return_counts=True)
         repeated = int((times > 1).sum())
@@ -181,11 +184,34 @@ def even(labels: np.ndarray, clients: int, cap: int, rng: np.random.Generator) -
     return [share[:cap] if cap else share for share in shares]
 
 
-def turn(images: np.ndarray, owned: list[np.ndarray]) -> None:
-    """Rotates the images of client i by i quarter turns, in place."""
-    for i, rows in enumerate(owned):
-        turned = np.rot90(images[rows].reshape(-1, 28, 28), i % 4, axes=(1, 2))
-        images[rows] = turned.reshape(len(rows), -1)
+def rotated(images: np.ndarray, i: int, seed: int) -> np.ndarray:
+    """The images as client i sees them: rotated by i quarter turns."""
+    return np.rot90(images.reshape(-1, 28, 28), i % KINDS, axes=(1, 2)).reshape(len(images), -1)
+
+
+def permuted(images: np.ndarray, i: int, seed: int) -> np.ndarray:
+    """The images as client i sees them: pixels in order i modulo 4, of which the first is the original."""
+    kind = i % KINDS
+    order = np.random.default_rng([seed, 70_001, kind]).permutation(images.shape[1])
+    return images[:, order] if kind else images
+
+
+def scaled(images: np.ndarray, i: int, seed: int) -> np.ndarray:
+    """The images as client i sees them: s x + o with its own s and o for each pixel, rounded.
+
+    log s is uniform between log ¼ and 0, and o is uniform between 0 and 255 (1 − s), so that s x + o is
+    between 0 and 255 as x is.
+    """
+    rng = np.random.default_rng([seed, 70_002, i])
+    s = 4.0 ** -rng.random(images.shape[1])
+    o = 255 * (1 - s) * rng.random(images.shape[1])
+    return np.rint(s * images + o).astype(np.uint8)
+
+
+VIEWS: dict[Partition, Callable[[np.ndarray, int, int], np.ndarray]] = {
+    "rotated": rotated, "permuted": permuted, "scaled": scaled,
+}  # fmt: skip
+"""How client i sees images, as a function of images (rows), i and the seed of the data."""
 
 
 def standardised(images: np.ndarray) -> np.ndarray:

@@ -3,7 +3,9 @@
     u_i ~ N(0, ᾱ),   W_i, b_i ~ N(u_i, 1),   B_i ~ N(0, β̄),   v_i ~ N(B_i, 1),
     x ~ N(v_i, diag(j^-1.2)),   y = argmax(W_i x + b_i),
 
-with ᾱ and β̄ as standard deviations. Sizes follow a power law: 5 (50 + ⌊lognormal(4, 2)⌋).
+with ᾱ and β̄ as standard deviations. ᾱ changes no label: u_i adds the same number to all logits of a row.
+Clients' true models differ because each has its own W_i. Sizes follow a power law:
+5 (50 + ⌊lognormal(4, 2)⌋).
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ class Synthetic:
     name: ClassVar[str] = "synthetic"
 
     alpha: NonNegative = 0.5
-    """ᾱ: how much the clients' true models differ."""
+    """ᾱ: how much the means of the clients' true models differ, as in the paper. It changes no label, because
+    a mean adds the same number to all logits."""
     beta: NonNegative = 0.5
     """β̄: how much their features differ."""
     clients: Count = 100
@@ -34,7 +37,9 @@ class Synthetic:
     rows: Index = 0
     """Number of rows per client; 0 for the paper's power law."""
     iid: bool = False
-    """One true model and one feature distribution for all."""
+    """One feature distribution for all, and one true model unless kinds is given."""
+    kinds: Index = 0
+    """Number of true models: client i has model i modulo kinds; 0 for a model of its own."""
     features: Count = 60
     """Numbers in a row."""
     classes: Annotated[int, Bound(least=2, most=10_000)] = 10
@@ -57,7 +62,8 @@ class Synthetic:
         else:
             u, B = self.alpha * normal(n), self.beta * normal(n)
             v = B[:, None] + normal((n, d))
-        shared = (normal((1, d, c)), normal((1, c))) if self.iid else None
+        kinds = self.kinds or int(self.iid)
+        shared = (normal((kinds, d, c)), normal((kinds, c))) if kinds else None
         scale = (np.arange(1, d + 1) ** -0.6).astype(v.dtype)
         x, y = aligned((counts.sum(), d), np.float32), np.empty(counts.sum(), np.int32)
         group = max(1, 2**14 // self.rows) if self.rows else 1
@@ -65,7 +71,10 @@ class Synthetic:
         for first in range(0, n, group):
             who = slice(first, min(first + group, n))
             g, size = who.stop - first, counts[first]
-            W, b = shared or (u[who, None, None] + normal((g, d, c)), u[who, None] + normal((g, c)))
+            if shared:
+                W, b = (part[np.arange(first, who.stop) % kinds] for part in shared)
+            else:
+                W, b = u[who, None, None] + normal((g, d, c)), u[who, None] + normal((g, c))
             rows = v[who, None, :] + scale * normal((g, size, d))
             x[at : at + g * size] = rows.reshape(-1, d)
             y[at : at + g * size] = np.argmax(rows @ W + b[:, None, :], axis=-1).ravel()

@@ -5,19 +5,20 @@ Given a shared model w, client i follows the path of personal models
     θ_i(λ) = argmin_θ f_i(θ) + λ/2 ‖θ − w‖²
 
 from λ = ∞, where θ is w, to λ = 0, where it is the client's own model, starting each from the previous one.
-With classes it follows a second path, around w with its own label frequencies (see `label_shift`).
-It scores the paths, and the model that it trains alone, on rows that none of them has seen, takes the most
-shared one among the best, and fits it again on all its rows. Scores and choice stay with the client.
+With classes it follows a second path, around w with its own label frequencies (see `label_shift`); if there
+are several shared models, it follows the same paths around the one of its cluster. It scores the paths, other
+personal models, and the one that it trains alone on rows that none of them has seen, takes the most shared
+one among the best, and fits it again on all its rows. The mean scores of all clients count, too: with few
+rows of its own, a client follows what is best for most.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -59,46 +60,99 @@ class Personalize:
     """Size of these steps; 0 for 1/(2L), where L is the curvature of the clients' losses."""
     B: Count = 20
     """|D|: rows of a mini-batch in these steps."""
+    pooled: NonNegative = 20.0
+    """How many rows of a client's own the mean scores of all clients count as; 0 to choose by its rows alone.
+    Newcomers do."""
     caution: NonNegative = 0.5
     """Number of standard errors by which a less shared model must be better on the rows used to choose."""
 
 
-def candidates(how: Personalize, given: float | None = None, *, shifted: bool = False) -> list[Candidate]:
-    """All models that a client chooses from; `given` is the λ of a pFedMe run, and with `shifted` there are
-    those with the client's label frequencies.
+class Start(NamedTuple):
+    """Where paths begin."""
+
+    models: Params
+    """A model for each client, stacked; `for_all` repeats a shared one."""
+    prior: np.ndarray | None = None
+    """π: the label frequencies that the models were trained under, for all clients or a row for each; None if
+    labels are quantities."""
+
+
+class Line(NamedTuple):
+    """Models that clients can choose, or follow a path from."""
+
+    name: str
+    """`global`, `cluster`, or the name of an algorithm."""
+    start: Callable[[Federation], Start]
+    """Trains them on the training rows of a federation."""
+    path: bool = True
+    """Whether there are paths from here; otherwise clients take the models as they are."""
+
+
+def for_all(w: Params, clients: int) -> Params:
+    """w for each of so many clients, stacked."""
+    return w.map(lambda leaf: jnp.broadcast_to(leaf, (clients, *leaf.shape)))
+
+
+def candidates(
+    how: Personalize,
+    given: float | None = None,
+    *,
+    shifted: bool = False,
+    centres: Sequence[str] = ("global",),
+    ready: Sequence[str] = (),
+) -> list[Candidate]:
+    """All models that a client chooses from: those on paths around `centres`, those that are `ready`, and the
+    one that it trains alone. `given` is the λ of a pFedMe run, and with `shifted` there are also paths around
+    the centres with the client's label frequencies.
 
     >>> [c.label for c in candidates(Personalize(), given=15.0)][:5]
     ['global', 'λ = 100', 'λ = 30', 'λ = 15', 'λ = 10']
     """
     lams: list[float] = sorted({*PATH, given} - {None}, reverse=True)
-    path = [Candidate("given" if lam == given else "personal", lam, how.steps) for lam in lams]
-    joined = [Candidate("global", math.inf), *path, Candidate("fine-tuned", 0.0, how.steps)]
-    if shifted:
-        near = [Candidate("near-label-prior", c.lam, c.steps) for c in joined[1:]]
-        pairs = zip(joined, [Candidate("label-prior", math.inf), *near], strict=True)
-        joined = list(itertools.chain.from_iterable(pairs))
-    return [*joined, Candidate("alone", 0.0)]
+    lines = [*centres, *(with_prior(centre) for centre in centres if shifted)]
+    joined = [Candidate(line, math.inf) for line in lines]
+    for lam in (*lams, 0.0):
+        name = "fine-tuned" if lam == 0 else "given" if lam == given else "personal"
+        joined += [Candidate(name if line == "global" else f"near-{line}", lam, how.steps) for line in lines]
+    return [*joined, *(Candidate(name, 0.0) for name in ready), Candidate("alone", 0.0)]
 
 
-def choose(score: np.ndarray, owner: np.ndarray, clients: int, caution: float | np.ndarray) -> np.ndarray:
+def with_prior(centre: str) -> str:
+    """The name of a centre with the client's label frequencies."""
+    return "label-prior" if centre == "global" else f"{centre}-label-prior"
+
+
+def choose(
+    score: np.ndarray, owner: np.ndarray, clients: int, caution: float | np.ndarray, pooled: float = 0.0
+) -> np.ndarray:
     """The candidate that each client takes: the first that is not worse than its best by `caution` standard
     errors (a number, or one for each client). `score` has the score of each candidate (column) on each row
     used to choose, such as `row_score`.
 
-    A client without such rows takes the first.
+    The mean over clients of their mean scores counts as much as `pooled` rows of each client's own. A client
+    without rows takes the first candidate.
 
     >>> score = np.log([[0.2, 0.8, 0.8], [0.9, 0.9, 0.9], [0.1, 0.7, 0.7]])
     >>> choose(score, np.zeros(3, int), 2, caution=0.5)
     array([1, 0])
+    >>> score = np.array([[0.0, 1.0], [0.0, 1.0], [0.5, 0.4]])  # the last client has only one row
+    >>> [choose(score, np.array([0, 1, 2]), 3, caution=0.0, pooled=m)[2] for m in (0, 10)]
+    [np.int64(0), np.int64(1)]
     """
-    total = _by_client(score, owner, clients)
-    best = np.argmax(total, axis=1)
+    count = np.bincount(owner, minlength=clients)[:, None].astype(float)
+    there, least = count[:, 0] > 0, np.maximum(count, 1)
+    own = _by_client(score, owner, clients) / least
+    weight = count / np.maximum(count + pooled, 1)
+    shared = own[there].mean(axis=0) if there.any() else own[:1].sum(axis=0)
+    mean = weight * own + (1 - weight) * shared
+    best = np.argmax(mean, axis=1)
     behind = score[np.arange(len(owner)), best[owner]][:, None] - score
-    count = np.maximum(np.bincount(owner, minlength=clients), 1)[:, None]
-    mean = _by_client(behind, owner, clients) / count
-    variance = np.maximum(_by_client(behind**2, owner, clients) / count - mean**2, 0)
-    noise = np.where(count > 1, np.sqrt(variance / count), 1.0)  # a single row decides nothing
-    return np.argmax(mean <= np.reshape(caution, (-1, 1)) * noise + 1e-12, axis=1)
+    far = _by_client(behind, owner, clients) / least
+    variance = np.maximum(_by_client(behind**2, owner, clients) / least - far**2, 0)
+    noise = weight * np.where(count > 1, np.sqrt(variance / least), 1.0)  # a single row decides nothing
+    lost = np.take_along_axis(mean, best[:, None], axis=1) - mean
+    allowed = np.where(there[:, None], np.reshape(caution, (-1, 1)) * noise, np.inf)
+    return np.argmax(lost <= allowed + 1e-12, axis=1)
 
 
 def row_score(found: Outcomes) -> np.ndarray:
@@ -114,29 +168,23 @@ def personalize(
     how: Personalize,
     model: Model,
     federation: Federation,
-    w: Params,
-    without: Callable[[Federation], Params],
+    lines: Sequence[Line],
     alone: Callable[[Federation], Params],
     *,
     seed: int = 0,
     given: float | None = None,
-    prior: Callable[[Federation], np.ndarray] | None = None,
     measure: Measure | None = None,
     positive: int | None = None,
     watch: Callable[[str, int, int], None] = lambda _what, _done, _of: None,
 ) -> Personalized:
     """Every client's choice on validation rows, and the chosen model fitted to all its training rows.
 
-    `without(federation)` is a shared model that has not seen the federation's validation rows: retrained for
-    clients that took part in w, and w itself for newcomers. `alone(federation)` are the models, stacked, that
-    its clients train on their own, and `prior(federation)` the label frequencies π that `without(federation)`
-    was trained under; without it, or a bias for each class, no model uses label frequencies. Test rows
-    are read once, after all choices. The metric on them is `measure` (accuracy or R² if None), for the class
-    `positive` (the federation's if None); clients choose by `row_score` in any case.
+    The models of `lines`, the most shared first, and those that `alone(federation)` trains for its clients on
+    their own, stacked, are trained again for each part of the rows, so that they have not seen those that
+    judge them. There are paths with label frequencies if the model has a bias for each class and the first
+    line knows π. Test rows are read once, after all choices. The metric on them is `measure` (accuracy or R²
+    if None), for the class `positive` (the federation's if None); clients choose by `row_score` in any case.
     """
-    if not model.has_class_biases():
-        prior = None
-    offered = candidates(how, given, shifted=prior is not None)
     how = with_step(how, model, federation, seed)
     key = jax.random.key(seed)
     few = np.flatnonzero(federation.n_train < how.small)
@@ -147,17 +195,16 @@ def personalize(
         who = np.arange(federation.clients) if fold == 0 else few
         part = federation.hold_out(fold, how.folds)
         blocks = Blocks.cut(*(a[who] for a in part.rows("validation")))
-        found = lambda_path(
-            how, model, part, without(part), alone(part), offered, jax.random.fold_in(key, fold), who, blocks,
-            shift=prior and shift(part, prior(part)),
-        )  # fmt: skip
+        starts, offered = _started(how, model, part, lines, alone, given)
+        own = jax.random.fold_in(key, fold)
+        found = lambda_path(how, model, part, starts, offered, own, who, blocks)
         judged = [row_score(outcome) for outcome, _ in found]
         scores.append(np.stack(judged, axis=1))
         owners.append(who[blocks.owner()])
     watch("models", folds, folds + 1)
     owner, every = np.concatenate(owners), np.concatenate(scores)
-    choice = choose(every, owner, federation.clients, how.caution)
-    joined = choose(every[:, :-1], owner, federation.clients, how.caution)
+    choice = choose(every, owner, federation.clients, how.caution, how.pooled)
+    joined = choose(every[:, :-1], owner, federation.clients, how.caution, how.pooled)
     count = np.bincount(owner, minlength=federation.clients)[:, None]
     means = _by_client(every, owner, federation.clients) / np.where(count > 0, count, np.nan)
 
@@ -169,16 +216,14 @@ def personalize(
     who = np.arange(federation.clients)
     y = federation.y[test.rows()].astype(np.float64)
     variance = float(np.var(y)) if len(y) and federation.classes == 0 else 1.0
-    walked = lambda_path(
-        how, model, federation, w, alone(federation), offered, jax.random.fold_in(key, folds), who, test,
-        shift=prior and shift(federation, prior(federation)),
-    )  # fmt: skip
+    starts, offered = _started(how, model, federation, lines, alone, given)
+    walked = lambda_path(how, model, federation, starts, offered, jax.random.fold_in(key, folds), who, test)
     for place, (found, models) in enumerate(walked):
         right.append(found.right if federation.classes else _explained(found, variance))
         theta = models if theta is None else _where(jnp.asarray(choice == place), models, theta)
         if judged:
             shared = models if shared is None else _where(jnp.asarray(joined == place), models, shared)
-            if offered[place].name not in ("personal", "near-label-prior"):
+            if not offered[place].on_path:
                 values[offered[place].name] = judged(models)
     assert theta is not None
     if judged and shared is not None:
@@ -189,6 +234,30 @@ def personalize(
         offered, choice, joined, means, theta, np.stack(right, axis=1), test.owner(),
         metric=metric if known else None, values=known,
     )  # fmt: skip
+
+
+def _started(
+    how: Personalize,
+    model: Model,
+    federation: Federation,
+    lines: Sequence[Line],
+    alone: Callable[[Federation], Params],
+    given: float | None,
+) -> tuple[dict[str, Params], list[Candidate]]:
+    """The models of all clients, stacked, that paths start from or that are ready; and the candidates."""
+    starts = dict[str, Params]()
+    begun = {line: line.start(federation) for line in lines}
+    shifts = model.has_class_biases() and begun[lines[0]].prior is not None
+    for line, start in begun.items():
+        starts[line.name] = start.models
+        if line.path and shifts:
+            assert start.prior is not None
+            own = jnp.asarray(shift(federation, start.prior), jnp.float32)
+            starts[with_prior(line.name)] = jax.vmap(shifted)(start.models, own)
+    starts["alone"] = alone(federation)
+    centres = [line.name for line in lines if line.path]
+    ready = [line.name for line in lines if not line.path]
+    return starts, candidates(how, given, shifted=shifts, centres=centres, ready=ready)
 
 
 def _judge_of(
@@ -250,7 +319,8 @@ def with_own_lambdas(simulation: Simulation, state: State, how: Personalize | No
     who, blocks = np.arange(federation.clients), Blocks.cut(*federation.rows("validation"))
     w = simulation.shared(state)
     assert w is not None
-    walked = lambda_path(how, simulation.model, federation, w, None, offered, key, who, blocks)
+    starts = {"global": for_all(w, federation.clients)}
+    walked = lambda_path(how, simulation.model, federation, starts, offered, key, who, blocks)
     scores = np.stack([row_score(found) for found, _ in walked], axis=1)
     choice = choose(scores, blocks.owner(), federation.clients, how.caution)
     return state._replace(clients=replicate(jnp.asarray(np.array(lams, np.float32)[choice])))
@@ -260,34 +330,28 @@ def lambda_path(
     how: Personalize,
     model: Model,
     federation: Federation,
-    w: Params,
-    alone: Params | None,
+    starts: Mapping[str, Params],
     offered: Sequence[Candidate],
     key: jax.Array,
     who: np.ndarray,
     blocks: Blocks,
-    shift: np.ndarray | None = None,
 ) -> Iterator[tuple[Outcomes, Params]]:
     """The models of clients `who`, stacked, one candidate after another, and their outcomes on the clients'
-    rows in `blocks`. `alone` are the models that all clients train on their own, and `shift` their
-    log π_i − log π, if they are candidates."""
+    rows in `blocks`. `starts` has the models of all clients in which each line begins."""
     store = Store.of(federation)
     items = padded(who).astype(np.int32)
-    own = None if shift is None else replicate(jnp.asarray(shift[items], jnp.float32))
-    first = replicate(w.map(lambda leaf: jnp.broadcast_to(leaf, (len(items), *leaf.shape))))
-    paths = {False: first} | ({} if own is None else {True: jax.vmap(shifted)(first, own)})
-    lams = [candidate.lam for candidate in offered if not candidate.shifted]
+    centres = {line: replicate(starts[line][items]) for line in {c.line for c in offered}}
+    reached = dict(centres)
+    lams = list(dict.fromkeys(candidate.lam for candidate in offered if candidate.steps))
     for candidate in offered:
-        theta = paths[candidate.shifted]
-        if candidate.name == "alone":
-            assert alone is not None
-            theta = alone[items]
+        line = candidate.line
         if candidate.steps:
-            same = jax.random.fold_in(key, lams.index(candidate.lam))  # the same batches on both paths
-            theta = paths[candidate.shifted] = _descend(
-                store, model, same, w, own if candidate.shifted else None, theta, items, candidate.lam,
-                how.eta, candidate.steps, B=how.B,
+            same = jax.random.fold_in(key, lams.index(candidate.lam))  # the same batches on all paths
+            reached[line] = _descend(
+                store, model, same, centres[line], reached[line], items, candidate.lam, how.eta,
+                candidate.steps, B=how.B,
             )  # fmt: skip
+        theta = reached[line]
         models = theta if len(items) == len(who) else theta[: len(who)]
         yield outcomes(model, models, store.x, store.y, blocks), models
 
@@ -297,8 +361,7 @@ def _descend(
     store: Store,
     model: Model,
     key: jax.Array,
-    w: Params,
-    shift: jax.Array | None,
+    centre: Params,
     theta: Params,
     who: jax.Array,
     lam: float,
@@ -306,20 +369,17 @@ def _descend(
     steps: int,
     B: int,
 ) -> Params:
-    """θ after `steps` of θ ← argmin_u ⟨∇f̃_i(θ), u⟩ + λ/2 ‖u − w‖² + 1/(2η) ‖u − θ‖², for each client,
-    where w has the client's `shift` in its biases, if there is one.
+    """θ after `steps` of θ ← argmin_u ⟨∇f̃_i(θ), u⟩ + λ/2 ‖u − w‖² + 1/(2η) ‖u − θ‖², for each client, where w
+    is its `centre`.
 
     η is divided by four for the last four tenths of the steps, and again for the last two.
     """
 
-    def part(
-        shared: tuple[Store, Model, jax.Array, Params], work: tuple[Params, jax.Array, jax.Array | None]
-    ) -> Params:
-        store, model, key, w = shared
+    def part(shared: tuple[Store, Model, jax.Array], work: tuple[Params, Params, jax.Array]) -> Params:
+        store, model, key = shared
 
-        def fit(theta: Params, i: jax.Array, shift: jax.Array | None) -> Params:
+        def fit(centre: Params, theta: Params, i: jax.Array) -> Params:
             problem = store.problem(model, i)
-            centre = w if shift is None else shifted(w, shift)
             own = jax.random.fold_in(key, store.ids[i])
 
             def step(k: jax.Array, theta: Params) -> Params:
@@ -331,7 +391,7 @@ def _descend(
 
         return jax.vmap(fit)(*work)
 
-    return over_devices(part, (store, model, key, w), (theta, who, shift))
+    return over_devices(part, (store, model, key), (centre, theta, who))
 
 
 def _by_client(values: np.ndarray, owner: np.ndarray, clients: int) -> np.ndarray:

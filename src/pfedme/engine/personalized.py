@@ -25,8 +25,10 @@ class Candidate(NamedTuple):
     """A model that a client can choose; more shared ones come earlier in the list."""
 
     name: str
-    """`global`, `personal` for a λ of the path, `given` for the run's λ, `fine-tuned`, or `alone`; with the
-    client's label frequencies `label-prior`, and `near-label-prior` for a λ of the path from there."""
+    """A shared model: `global`, `cluster` for that of the client's cluster, and the same with the client's
+    label frequencies, `label-prior` and `cluster-label-prior`. On a path: `personal`, `given` for the run's λ
+    and `fine-tuned` for λ = 0 around the global model, `near-cluster` and so on around the others. Otherwise
+    the name of the algorithm that trains it, such as `alone`."""
     lam: float
     steps: int = 0
 
@@ -35,12 +37,19 @@ class Candidate(NamedTuple):
         """What people call it: the name, or λ if there are several of that name."""
         if self.name in ("personal", "given"):
             return f"λ = {self.lam:g}"
-        return f"label-prior, λ = {self.lam:g}" if self.name == "near-label-prior" else self.name
+        return f"{self.line}, λ = {self.lam:g}" if self.name.startswith("near-") else self.name
 
     @property
-    def shifted(self) -> bool:
-        """Whether it starts from the shared model with the client's label frequencies."""
-        return self.name in ("label-prior", "near-label-prior")
+    def line(self) -> str:
+        """The model that it starts from."""
+        if self.name in ("personal", "given", "fine-tuned"):
+            return "global"
+        return self.name.removeprefix("near-")
+
+    @property
+    def on_path(self) -> bool:
+        """Whether it is one of several values of λ."""
+        return self.name == "personal" or self.name.startswith("near-")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,7 +18,7 @@ import math
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from scipy import stats
+from scipy.special import ndtri, stdtrit
 
 from pfedme.engine.measure import ACCURACY, Measure
 
@@ -148,7 +148,7 @@ def judge(
     answer: Answer = "cannot tell" if why else "yes" if found.sign > 0 else "no"
     gaining = losing = None
     if noise is not None:
-        own, reach = np.nanmean(gains, axis=0), stats.norm.ppf(0.975) * noise
+        own, reach = np.nanmean(gains, axis=0), ndtri(0.975) * noise
         gaining, losing = int((own > reach).sum()), int((own < -reach).sum())
     text = told(found, measure, name)
     many = f"{clients} clients, {seeds} seed{'' if seeds == 1 else 's'}"
@@ -181,11 +181,11 @@ def interval(gains: np.ndarray, noise: np.ndarray | None = None, level: float = 
     # Welch–Satterthwaite degrees of freedom of a sum of variances.
     freedom = variance**2 / sum(v**2 / df for v, df in parts) if variance > 0 else 1
     tail = (1 + level) / 2
-    half = float(stats.t.ppf(tail, freedom)) * math.sqrt(variance)
+    half = float(stdtrit(freedom, tail)) * math.sqrt(variance)
     if len(own) == 1:
         half = 0.0 if noise is not None else math.inf
     if noise is not None:
-        half = max(half, float(stats.norm.ppf(tail) * np.sqrt(np.sum(noise**2)) / len(own)))
+        half = max(half, float(ndtri(tail) * np.sqrt(np.sum(noise**2)) / len(own)))
     return Interval(mean, mean - half, mean + half)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy import stats
+from scipy.special import stdtrit
 
 from pfedme import __version__
 from pfedme.errors import InputError
@@ -168,7 +168,7 @@ class Estimate:
         if n == 0:
             return cls(float("nan"), float("nan"), 0)
         spread = float(np.std(values, ddof=1)) if n > 1 else float("nan")
-        return cls(float(np.mean(values)), float(stats.t.ppf(0.975, max(1, n - 1))) * spread / n**0.5, n)
+        return cls(float(np.mean(values)), float(stdtrit(max(1, n - 1), 0.975)) * spread / n**0.5, n)
 
     def __str__(self) -> str:
         if not self.seeds:

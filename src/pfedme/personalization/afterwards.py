@@ -19,6 +19,7 @@ from pfedme.personalization.finished import (
     write,
     write_newcomers,
 )
+from pfedme.report.columns import columns_of, write_columns
 from pfedme.report.html.newcomers import newcomers_report
 from pfedme.report.html.page import NAME, report
 
@@ -63,6 +64,9 @@ def offer(
     elif members:
         found = finished.to_members(how, watch)
     if out and found is not None:
+        # First, because a folder with personalized.json is complete.
+        if columns := columns_of(finished.simulation.model, federation, finished.w, found.theta):
+            write_columns(out, columns)
         write(out, found, finished.simulation.model, federation, how)
     later = finished.run.parties()[1] if held_out and newcomers is None else None
     if later is not None:

@@ -7,16 +7,18 @@ import dataclasses
 import io
 import json
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import safetensors
 import safetensors.numpy
 
 from pfedme import __version__
-from pfedme.algorithms import Alone
+from pfedme.algorithms import IFCA, Alone
 from pfedme.core.models import Model
 from pfedme.core.spec import to_json
 from pfedme.core.tree import Params
@@ -24,24 +26,37 @@ from pfedme.data import Source
 from pfedme.data.federation import Federation
 from pfedme.data.natural import Natural
 from pfedme.data.table import Table
-from pfedme.engine.choices import Personalize, personalize
+from pfedme.engine.choices import Line, Personalize, Start, for_all, personalize
+from pfedme.engine.differences import differences
 from pfedme.engine.exchange import first_model
 from pfedme.engine.label_shift import prior
 from pfedme.engine.measure import ACCURACY, MEASURES, Measure, metric_for
 from pfedme.engine.metrics import over_clients
 from pfedme.engine.personalized import Personalized
-from pfedme.engine.simulate import Simulation, State
-from pfedme.errors import Diverged, InputError
+from pfedme.engine.simulate import Simulation
+from pfedme.errors import InputError
 from pfedme.files import atomic_write, writing
+from pfedme.personalization.lines import (
+    ON_THE_MENU,
+    Clusters,
+    Recipe,
+    cluster_line,
+    clusters_in,
+    global_line,
+    personal_line,
+)
 from pfedme.runs.folder import Folder, models_file
 from pfedme.runs.run import Run, load
-from pfedme.training.pilot import pilot, with_l2
+from pfedme.training.pilot import pilot
 
 NEWCOMER_ROWS = (5, 10, 20, 50, 100, 200, 400)
 """Numbers of training rows that newcomers are given, to see from how many on, and up to how many, joining
 pays."""
-METHODS = ("alone", "global", "label-prior", "fine-tuned", "given", "own-lambda", "recommended")
-"""The methods that are compared, if they exist."""
+METHODS = (
+    "alone", "global", "label-prior", "cluster", "cluster-label-prior", "fine-tuned", "given", "own-lambda",
+    "recommended",
+)  # fmt: skip
+"""The methods that are compared, if they exist; personal models of other algorithms come before own λ."""
 
 Watch = Callable[[str, int, int], None]
 Entry = dict[str, Any]
@@ -59,6 +74,7 @@ class FinishedRun:
     run: Run
     simulation: Simulation
     w: Params
+    """The global model; if the algorithm has none, that of FedAvg."""
     improving: bool = False
     """Whether its loss was still falling when it ended."""
 
@@ -76,45 +92,60 @@ class FinishedRun:
             raise InputError(f"{folder.record} is damaged: {error}; start the run again.") from None
         run.refuse_to_offer()
         run, simulation = run.prepare()
-        start = first_model(simulation.model, simulation.seed)
+        w = None
         try:
-            w = jnp.asarray(safetensors.numpy.load_file(folder.model)["w"])
-            if w.shape != start.ravel().shape:
-                raise ValueError(f"it has {w.size} numbers, not {start.ravel().size}")
+            if simulation.algorithm.has_global:
+                w = safetensors.numpy.load_file(folder.model)["w"]
+                size = first_model(simulation.model, simulation.seed).ravel().size
+                if w.shape != (size,):
+                    raise ValueError(f"it has {w.size} numbers, not {size}")
         except (OSError, KeyError, ValueError, safetensors.SafetensorError) as error:
             raise InputError(f"{folder.model} cannot be read ({error}); start the run again.") from None
-        improving = bool(record.get("auto", {}).get("improving"))
-        return cls(run, simulation, start.like(w), improving)
+        return cls.of(run, simulation, w, improving=bool(record.get("auto", {}).get("improving")))
+
+    @classmethod
+    def of(
+        cls, run: Run, simulation: Simulation, w: np.ndarray | jax.Array | None, *, improving: bool = False
+    ) -> FinishedRun:
+        """A run with its global model as a vector; without one, FedAvg's is trained."""
+        start = cls(run, simulation, first_model(simulation.model, simulation.seed), improving)
+        found = start.again(simulation.federation) if w is None else start.w.like(jnp.asarray(w))
+        return dataclasses.replace(start, w=found)
 
     @classmethod
     def trained(cls, run: Run) -> FinishedRun:
         """Carries out the run in memory, without a folder."""
-        run, simulation = run.prepare()
-        start = cls(run, simulation, first_model(simulation.model, simulation.seed))
-        return dataclasses.replace(start, w=start.again(simulation.federation))
+        return cls.of(*run.prepare(), None)
 
     @property
     def given(self) -> float | None:
         """The run's λ, if its algorithm is pFedMe."""
-        return getattr(self.run.algorithm, "lam", None)
+        return getattr(self.run.algorithm, "lam", None) if self.run.algorithm.name == "pfedme" else None
+
+    @property
+    def recipe(self) -> Recipe:
+        """How the run was trained."""
+        s = self.simulation
+        return Recipe(s.algorithm, s.model, s.cohort, s.seed, self.run.rounds, s.quarter_at)
+
+    @property
+    def shared_recipe(self) -> Recipe:
+        """How the global model is trained: as in the run, or by FedAvg if the algorithm has none."""
+        return self.recipe if self.simulation.algorithm.has_global else self.recipe.fedavg()
 
     def again(self, federation: Federation) -> Params:
         """The shared model of the same run on another federation."""
-        s = self.simulation
-        again = Simulation(
-            s.algorithm, s.model, federation, cohort=s.cohort, seed=s.seed, quarter_at=s.quarter_at
-        )
-        state: State = again.start()
-        while state.t < self.run.rounds:
-            state, finite = again.advance(state, self.run.rounds - state.t)
-            if not finite:
-                raise Diverged(
-                    f"{self.run.algorithm.name} diverged in round {state.t} of training for its "
-                    "clients' own models; lower its step size."
-                )
-        shared = again.shared(state)
-        assert shared is not None
-        return shared
+        return self.shared_recipe.shared(federation)
+
+    @cached_property
+    def cluster_recipe(self) -> Recipe | None:
+        """How several shared models are trained: as in the run, or by IFCA if clients clearly fall into
+        clusters by their rows, a part of which is left out; None if they do not."""
+        if isinstance(self.simulation.algorithm, IFCA):
+            return self.recipe
+        federation = self.simulation.federation
+        clusters = clusters_in(differences(federation.hold_out(0, Personalize.folds)))
+        return self.recipe.ifca(clusters) if clusters else None
 
     def alone(self, federation: Federation) -> tuple[Callable[[Federation], Params], bool]:
         """A function that trains each client of a federation alone, with the number of rounds and the l2 that
@@ -122,21 +153,10 @@ class FinishedRun:
         s, asked = self.simulation, Alone()
         alone = Simulation(asked, s.model, federation, cohort=federation.clients, seed=s.seed)
         found = pilot(asked, alone, budget=self.run.budget)
-        assert found.l2 is not None
-        l2 = found.l2
-
-        def train(part: Federation) -> Params:
-            own = Simulation(
-                found.algorithm, s.model, part, cohort=part.clients, seed=s.seed, quarter_at=found.quarter_at
-            )
-            state, finite = with_l2(own.start(), l2), True
-            while finite and state.t < found.rounds:
-                state, finite = own.advance(state, found.rounds - state.t)
-            models = own.answer(state)[0].personal
-            assert models is not None
-            return models
-
-        return train, not found.converged
+        recipe = Recipe(
+            found.algorithm, s.model, federation.clients, s.seed, found.rounds, found.quarter_at, found.l2
+        )
+        return recipe.personal, not found.converged
 
     def encoded(self, source: Source) -> Federation:
         """The federation of a source; a table's rows are encoded in the same way as the run's own table."""
@@ -145,7 +165,18 @@ class FinishedRun:
 
     def to_members(self, how: Personalize, watch: Watch = _unwatched) -> Personalized:
         """Finds a model for each client that took part."""
-        return self._offer(self.simulation.federation, self.again, self._prior, how, watch)
+        own = self.simulation.federation
+
+        def shared(federation: Federation) -> Params:
+            return self.w if federation is own else self.again(federation)
+
+        lines = [global_line(shared, self.shared_recipe)]
+        if self.cluster_recipe:
+            lines.append(cluster_line(self.cluster_recipe))
+        algorithm = self.simulation.algorithm
+        if algorithm.personal and algorithm.name not in ON_THE_MENU:
+            lines.append(personal_line(self.recipe))
+        return self._offer(own, lines, how, watch)
 
     def to_newcomers(
         self, newcomers: Federation, how: Personalize, watch: Watch = _unwatched
@@ -162,27 +193,29 @@ class FinishedRun:
                 f"The newcomers' rows have label {unseen[0]}, which no client of the run has: a "
                 "label that the federation has never seen needs a new run."
             )
-        return self._offer(newcomers, lambda _: self.w, lambda _: self._prior(own), how, watch)
+        pi = prior(own, self.shared_recipe.algorithm.aggregation) if own.classes else None
+        lines = [Line("global", lambda part: Start(for_all(self.w, part.clients), pi))]
+        if self._clusters:
+            lines.append(Line("cluster", self._clusters.start))
+        # A newcomer has only itself to ask.
+        return self._offer(newcomers, lines, dataclasses.replace(how, pooled=0.0), watch)
 
-    def _prior(self, federation: Federation) -> np.ndarray:
-        """The label frequencies that the shared model of a federation is trained under."""
-        return prior(federation, self.run.algorithm.aggregation)
+    @cached_property
+    def _clusters(self) -> Clusters | None:
+        """The models of clusters, for newcomers."""
+        own = self.simulation.federation
+        return Clusters.of(self.cluster_recipe, own) if self.cluster_recipe else None
 
     def _offer(
-        self,
-        federation: Federation,
-        without: Callable[[Federation], Params],
-        prior: Callable[[Federation], np.ndarray],
-        how: Personalize,
-        watch: Watch,
+        self, federation: Federation, lines: Sequence[Line], how: Personalize, watch: Watch
     ) -> Personalized:
         watch("alone", 0, 1)
         alone, improving = self.alone(federation)
         own = self.simulation.federation
         measure, _ = metric_for(own, self.run.metric)
         found = personalize(
-            how, self.simulation.model, federation, self.w, without, alone, seed=self.simulation.seed,
-            given=self.given, prior=prior, measure=measure, positive=own.positive, watch=watch,
+            how, self.simulation.model, federation, lines, alone, seed=self.simulation.seed,
+            given=self.given, measure=measure, positive=own.positive, watch=watch,
         )  # fmt: skip
         return dataclasses.replace(found, improving=improving or self.improving)
 
@@ -222,8 +255,9 @@ def newcomer_curve(
 
 def names(found: Personalized) -> list[str]:
     """The methods that are compared."""
-    known = {c.name for c in found.candidates} | {"own-lambda", "recommended"}
-    return [name for name in METHODS if name in known]
+    known = {c.name for c in found.candidates if not c.on_path} | {"own-lambda", "recommended"}
+    usual = [name for name in METHODS if name in known]
+    return [*usual[:-2], *sorted(known - {*METHODS}), *usual[-2:]]
 
 
 def summary(found: Personalized, right: np.ndarray) -> Entry:
@@ -284,7 +318,7 @@ def clients_csv(found: Personalized, federation: Federation) -> str:
         chosen = found.candidates[found.choice[i]]
         table.writerow(
             [federation.name(i), int(federation.n_train[i]), int(federation.n_test[i]),
-             chosen.name, "" if chosen.name == "alone" else f"{chosen.lam:g}", *numbers]
+             chosen.name, f"{chosen.lam:g}" if chosen.steps or chosen.lam else "", *numbers]
         )  # fmt: skip
     return text.getvalue()
 

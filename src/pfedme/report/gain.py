@@ -17,7 +17,15 @@ if TYPE_CHECKING:
     from pfedme.engine.personalized import Personalized
     from pfedme.personalization.finished import Level
 
-LINES = {"recommended": 0, "alone": 1, "global": 2, "fine-tuned": 3, "given": 4, "label-prior": 5}
+LINES = {
+    "recommended": 0,
+    "alone": 1,
+    "global": 2,
+    "fine-tuned": 3,
+    "given": 4,
+    "label-prior": 5,
+    "cluster": 6,
+}
 """The index of each method's colour and dashes."""
 NAMES = {"given": "pFedMe's λ"}
 
@@ -47,8 +55,9 @@ def gain_figure(found: Personalized, federation: Federation) -> bytes:
 
 def chosen_lam(at: Axes, rows: np.ndarray, chosen: Sequence[Candidate]) -> None:
     """The λ of each client against its training rows, on a log scale with places for ∞, 0 and alone."""
-    lam, own = np.array([c.lam for c in chosen]), np.array([c.shifted for c in chosen], bool)
+    lam, own = np.array([c.lam for c in chosen]), np.array([c.line != "global" for c in chosen], bool)
     alone = np.array([c.name == "alone" for c in chosen], bool)
+    own &= ~alone
     finite = lam[(lam > 0) & np.isfinite(lam)]
     low, high = (finite.min() / 10, finite.max() * 10) if len(finite) else (1e-3, 1e3)
     low, high = min(low, 1e-3), max(high, 1e3)
@@ -56,7 +65,7 @@ def chosen_lam(at: Axes, rows: np.ndarray, chosen: Sequence[Candidate]) -> None:
     shown = np.where(alone, low / 10, shown)
     spread = np.exp(0.25 * np.random.default_rng(0).uniform(-1, 1, len(shown)))
     for some, mark, colour, label in (
-        (~own, "o", COLOURS[2], None), (own, "^", COLOURS[3], "with label frequencies"),
+        (~own, "o", COLOURS[2], None), (own, "^", COLOURS[3], "from label prior or cluster"),
     ):  # fmt: skip
         at.scatter(
             rows[some], (shown * spread)[some], s=9, color=colour, alpha=0.6, linewidths=0, marker=mark,
@@ -74,7 +83,8 @@ def chosen_lam(at: Axes, rows: np.ndarray, chosen: Sequence[Candidate]) -> None:
 
 def gain_study_figure(units: Mapping[str, Sequence[Mapping[str, Any]]]) -> bytes:
     """A PNG of a study: one row per federation with each client's gain over alone and over the global model;
-    below, gain and chosen λ against training rows."""
+    below, gain and chosen λ against training rows. Gains beyond ±100 points, which R² can have, are shown at
+    the edge."""
     figure = Figure(figsize=(9.0, 0.3 * len(units) + 4.2), layout="constrained", dpi=200)
     halves: Any = figure.subfigures(2, 1, height_ratios=[0.3 * len(units) + 0.8, 3.2])
     above, below = halves
@@ -83,8 +93,13 @@ def gain_study_figure(units: Mapping[str, Sequence[Mapping[str, Any]]]) -> bytes
             gains = 100 * np.concatenate([np.asarray(unit["gain"][over]) for unit in own])
             spread = np.random.default_rng(place).uniform(-0.28, 0.28, len(gains))
             colour = COLOURS[0 if over == "alone" else 1]
-            at.scatter(gains, place + spread, s=4, color=colour, alpha=0.3, linewidths=0)
-            at.plot([gains.mean()] * 2, [place - 0.38, place + 0.38], color="black", linewidth=1.8)
+            at.scatter(np.clip(gains, -100, 100), place + spread, s=4, color=colour, alpha=0.3, linewidths=0)
+            at.plot(
+                [np.clip(gains.mean(), -100, 100)] * 2,
+                [place - 0.38, place + 0.38],
+                color="black",
+                linewidth=1.8,
+            )
         at.axvline(0, color="0.4", linewidth=0.8)
         at.set_yticks(range(len(units)), list(units))
         at.set_ylim(len(units) - 0.5, -0.5)
@@ -98,7 +113,7 @@ def gain_study_figure(units: Mapping[str, Sequence[Mapping[str, Any]]]) -> bytes
         for unit in every
         for name, lam in zip(unit["chosen"], unit["lam"], strict=True)
     ]
-    left.scatter(rows, gains, s=5, color=COLOURS[0], alpha=0.35, linewidths=0)
+    left.scatter(rows, np.clip(gains, -100, 100), s=5, color=COLOURS[0], alpha=0.35, linewidths=0)
     left.axhline(0, color="0.4", linewidth=0.8)
     dress(left, "", "training rows of a client", "gain over alone (points)", "")
     chosen_lam(right, rows, chosen)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
+from scipy.special import ndtr, stdtr
+from scipy.stats import hypergeom
 
 from pfedme.data.federation import Federation
+from pfedme.data.fitting import told_by_clients
 from pfedme.data.hashing import hash_rows
 from pfedme.data.schema import Column, is_number
+from pfedme.engine.importance import level
 from pfedme.report.figures import png
 
 TINY = 10
@@ -88,6 +92,71 @@ def _mean_distance(federation: Federation, x: np.ndarray) -> dict[str, float]:
 
 def _squares(rows: np.ndarray, mean: np.ndarray) -> np.ndarray:
     return ((rows - mean) ** 2).sum(axis=0)
+
+
+class Shift(NamedTuple):
+    """A column whose distribution at a client differs from that in all other clients' rows."""
+
+    client: int
+    """The client's index in the federation."""
+    column: Column
+    distance: float
+    """The total variation distance of categories; for numbers, that of two normal distributions whose means
+    are as far apart."""
+    category: str
+    """The category that is most overrepresented; empty for a number."""
+    here: float
+    """The share of that category at the client, or the mean of the number in its own units."""
+    elsewhere: float
+    apart: float
+    """The difference of these shares, or of these means in standard deviations."""
+
+
+def shifts(federation: Federation, who: np.ndarray) -> list[Shift]:
+    """The columns that are clearly distributed differently at a client of `who`, most different first.
+
+    Training and validation rows are compared. Categories are compared by Fisher's exact test, numbers by
+    Student's test with the larger of two estimates of the variance and as many degrees of freedom as the
+    client has; both at the `level` that is corrected for all columns and clients.
+    """
+    f = federation
+    if f.schema is None or f.shape or f.clients < 2:
+        return []
+    columns = [column for column in f.schema.columns if not column.of]
+    count, x = f.n_val + f.n_train, f.x.reshape(len(f.x), -1)
+    total, squares = np.zeros((2, f.features))
+    for part in told_by_clients(x, f.start, count):
+        total, squares = total + part.total.sum(axis=0), squares + part.squares.sum(axis=0)
+    rows, all_rows, found = count[who], int(count.sum()), []
+    own = [x[at : at + n].astype(np.float64) for at, n in zip(f.start[who], rows, strict=True)]
+    mine, spread = (np.stack([a.sum(axis=0) for a in each]) for each in (own, [a**2 for a in own]))
+    n, m = rows[:, None], all_rows - rows[:, None]  # at the client, and elsewhere
+    theirs = total - mine
+    here, there = mine / n, theirs / m
+    # Var(x) elsewhere, and at the client if that is larger.
+    variance = np.maximum((squares - spread) / m - there**2, spread / n - here**2)
+    error = np.sqrt(np.maximum(variance, 1e-12) * (1 / n + 1 / m))
+    by_chance = 2 * stdtr(np.maximum(n - 1, 1), -np.abs(here - there) / error)
+    least = level(len(columns) * len(who))
+    for column in columns:
+        at = slice(f.schema.starts[column.name], f.schema.starts[column.name] + column.features)
+        apart = here[:, at] - there[:, at]
+        if column.kind == "number":
+            p, distance, most = by_chance[:, at.start], 2 * ndtr(np.abs(apart[:, 0]) / 2) - 1, 0 * rows
+        else:
+            some = np.rint(mine[:, at]), all_rows, np.rint(total[at]), n
+            tails = hypergeom.sf(some[0] - 1, *some[1:]), hypergeom.cdf(*some)
+            p = 2 * column.features * np.minimum(*tails).min(axis=1)
+            distance, most = np.abs(apart).sum(axis=1) / 2, apart.argmax(axis=1)
+        for i in np.flatnonzero(p < least):
+            k = int(most[i])
+            means = float(here[i, at][k]), float(there[i, at][k])
+            if column.kind == "number":
+                means = column.mean + column.scale * means[0], column.mean + column.scale * means[1]
+            category = column.categories[k] if column.kind == "category" else ""
+            away = float(apart[i, k])
+            found.append(Shift(int(who[i]), column, float(distance[i]), category, *means, away))
+    return sorted(found, key=lambda shift: -shift.distance)
 
 
 def cautions(federation: Federation) -> list[str]:

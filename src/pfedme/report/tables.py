@@ -239,10 +239,15 @@ def choice_sentences(
         "global": "take the global model as it is",
         "label-prior": "take it with their own label frequencies",
         "near-label-prior": "take a model near that one",
+        "cluster": "take the model of their cluster",
+        "cluster-label-prior": "take that with their own label frequencies",
+        "near-cluster": "take a model near that of their cluster",
+        "near-cluster-label-prior": "take a model near that of their cluster with their label frequencies",
         "fine-tuned": "fine-tune it",
         "given": "take pFedMe's model at the given λ",
         "personal": "take pFedMe's model at their own λ",
     }
+    kinds |= {name: f"take {name}'s personal model" for name in sorted({*chosen} - {*kinds})}
     counts = [f"{chosen.count(kind)} {text}" for kind, text in kinds.items() if kind in chosen]
     said = [f"Judged on their own validation rows, {', '.join(counts)}."]
     for name, every in gains.items():

@@ -22,6 +22,7 @@ from pfedme.files import atomic_write, refuse_file, writing
 
 LATER = (
     "personalized.csv", "personalized.json", "personalized.png", "personalized.safetensors",
+    "columns.csv", "columns.json", "columns.png",
     "newcomers.csv", "newcomers.png", "report.html", "test_rows.csv", "test_rows.parquet",
 )  # fmt: skip
 """Files that are made from a finished run, and so do not apply to another one."""

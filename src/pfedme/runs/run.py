@@ -211,7 +211,7 @@ class Run:
 
     def refuse_to_offer(self) -> None:
         """Raises an error if this run cannot offer models to clients when it has finished."""
-        if not self.algorithm.has_global:
+        if not self.algorithm.federated:
             raise InputError(
                 f"{self.algorithm.name} trains no shared model that a client could start from; use a run of "
                 "another algorithm."

@@ -15,7 +15,6 @@ from pfedme.core.spec import check
 from pfedme.engine.verdict import Verdict
 from pfedme.errors import InputError, Interrupted
 from pfedme.files import atomic_write, refuse_file, writing
-from pfedme.report.figures import curves
 from pfedme.report.tables import KINDS, clearly_best, comparison_csv, mean_std, measure
 from pfedme.runs.folder import Folder
 from pfedme.runs.plan import PLAN, damaged, read_plan
@@ -161,6 +160,8 @@ def resume_comparison(
         records.setdefault(label, []).append(record)
     verdict = verdict_of(ran)
     comparison = Comparison(records, verdict)
+    from pfedme.report.figures import curves
+
     with writing(out):
         document = {"runs": jobs, **({"verdict": verdict.to_json()} if verdict else {})}
         atomic_write(out / PLAN, json.dumps(document, indent=1, allow_nan=False))

@@ -14,21 +14,26 @@ from pfedme.cli.screen.layout import print_table, standard_output
 
 if TYPE_CHECKING:
     from pfedme.experiments.finding import Finding
-    from pfedme.experiments.gain import Row
+    from pfedme.experiments.gain_page import Row
     from pfedme.experiments.tuned import Found
     from pfedme.experiments.verdicts import Summary
 
 
-def print_gain(rows: Sequence[Row], out: Path) -> None:
-    """Prints what joining is worth on each federation."""
-    methods = ("alone", "global", "label-prior", "fine-tuned", "pfedme", "recommended")
+def print_gain(rows: Sequence[Row], missing: Sequence[str], out: Path) -> None:
+    """Prints what joining is worth on each federation, and which have not been measured yet."""
+    methods = ("alone", "global", "label-prior", "cluster", "fine-tuned", "recommended")
     header = ["federation", *(f"{m} %" for m in methods), "harmed %"]
     cells = [
-        [row.setting.name, *(f"{row.mean[m]:.2f}" for m in methods), f"{row.harmed:.1f}"] for row in rows
-    ]
+        [row.setting.name, *(f"{row.mean[m]:.2f}" if m in row.mean else "–" for m in methods),
+         f"{row.harmed:.1f}"]
+        for row in rows
+    ]  # fmt: skip
     console = standard_output()
-    print_table(console, "client mean of test accuracy", header, cells)
-    console.print(f"What it means: {out}/gain.md   Table: {out}/results/gain.csv", soft_wrap=True)
+    print_table(console, "client mean of test accuracy, or of R²", header, cells)
+    if missing:
+        console.print(f"The page is not written yet; still to be measured: {', '.join(missing)}.")
+    else:
+        console.print(f"What it means: {out}/gain.md   Table: {out}/results/gain.csv", soft_wrap=True)
 
 
 def print_verdicts(found: Sequence[Summary], out: Path) -> None:

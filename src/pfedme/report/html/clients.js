@@ -333,6 +333,29 @@ function chosen() {
   );
 }
 
+function columns() {
+  if (!report.columns.length) return null;
+  const parts = report.columns.map(({ label, sentences, picture, caption }) =>
+    el(
+      "figure",
+      { class: "picture" },
+      report.columns.length > 1 ? el("h3", {}, label) : null,
+      el(
+        "ul",
+        {},
+        sentences.map((text) => el("li", {}, text)),
+      ),
+      el("img", { src: `data:image/png;base64,${picture}`, alt: `Which columns matter, ${label}. ${caption}` }),
+      el("figcaption", {}, caption),
+    ),
+  );
+  return section(
+    "columns",
+    "Which columns matter",
+    el("div", { class: parts.length > 1 ? "pair" : "" }, parts),
+  );
+}
+
 function newcomers() {
   if (!report.newcomers.length) return null;
   const figures = report.newcomers.map((n) => {

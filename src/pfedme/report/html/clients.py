@@ -138,7 +138,7 @@ def _choices(told: Told) -> list[Candidate]:
     """The model that each client chose, from personalized.csv."""
     assert told.offered is not None
     pairs = zip(told.offered["choice"].tolist(), told.offered["lam"].tolist(), strict=True)
-    return [Candidate(name, 0.0 if name == "alone" else lam) for name, lam in pairs]
+    return [Candidate(name, 0.0 if np.isnan(lam) else lam) for name, lam in pairs]
 
 
 def panel(found: Columns, most: int) -> dict[str, Any]:
@@ -201,7 +201,7 @@ def _of(table: Columns | None, kind: str, client: str) -> float | int | None:
 def chosen(told: Told) -> list[dict[str, Any]]:
     """How many clients chose which model, the most shared one first."""
     own = _choices(told)
-    every = sorted({*candidates(Personalize()), *own}, key=lambda c: (-c.lam, c.name == "alone", c.shifted))
+    every = sorted({*candidates(Personalize()), *own}, key=lambda c: (-c.lam, c.name == "alone", c.name))
     counts = dict.fromkeys((c.label for c in every), 0) | Counter(c.label for c in own)
     return [{"label": label, "clients": count} for label, count in counts.items()]
 

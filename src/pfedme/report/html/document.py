@@ -107,6 +107,7 @@ def document(runs: Sequence[Told]) -> dict[str, Any]:
             for k, told in offers
             if told.methods
         ],
+        "columns": [{"label": groups[k].one(told), **told.columns} for k, told in offers if told.columns],
         "newcomers": [
             {"label": group.one(told), "group": k, "measure": group.usual.key, **clients.newcomers(told)}
             for k, group in enumerate(groups)

@@ -12,7 +12,7 @@ from pfedme.engine.measure import ACCURACY, R2
 from pfedme.files import atomic_write, writing
 from pfedme.report.html.document import document
 from pfedme.report.html.page import NAME, page
-from pfedme.report.html.read import Told, read_methods, read_offered, read_run, read_verdict
+from pfedme.report.html.read import Told, read_columns, read_methods, read_offered, read_run, read_verdict
 from pfedme.report.tables import data_name
 
 MODELS = {"global": "global", "recommended": "personal"}
@@ -66,6 +66,7 @@ def as_run(told: Told, folder: Path) -> Told:
         clients=clients,
         offered=offered,
         methods=methods,
+        columns=read_columns(folder),
         newcomers=None,
         verdict=verdict,
         compared=None,

@@ -161,7 +161,7 @@ const main = el(
   {},
   opening(),
   [
-    ...[notices, find, results, training, curves, parts, gains, sizes, worst, chosen, newcomers],
+    ...[notices, find, results, training, curves, parts, gains, sizes, worst, chosen, columns, newcomers],
     ...[cost, environment, again],
   ].map((make) => make()),
 );
@@ -181,6 +181,7 @@ const SHORT = {
   sizes: "Sizes",
   worst: "Worst",
   lambda: "λ",
+  columns: "Columns",
   newcomers: "Newcomers",
   cost: "Cost",
   environment: "Environment",

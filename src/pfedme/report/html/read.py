@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import csv
 import dataclasses
 import json
@@ -50,6 +51,8 @@ class Told:
     """personalized.csv: what each client chose, and what that gains."""
     methods: dict[str, Any] | None
     """personalized.json: the results of each method."""
+    columns: dict[str, Any] | None = None
+    """columns.json and columns.png: which columns matter, as `sentences`, `picture` and `caption`."""
     newcomers: Columns | None
     """newcomers.csv: how newcomers fare, by the number of their rows."""
     size: int | None
@@ -124,6 +127,7 @@ def read_run(path: Path, planned: dict[str, Any] | None = None) -> Told:
         clients=read_table(folder.clients, ("client", "n_train", "n_test")),
         offered=read_offered(path),
         methods=read_methods(path),
+        columns=read_columns(path),
         verdict=read_verdict(path / "personalized.json"),
         newcomers=read_newcomers(path / "newcomers.csv"),
         size=_size(folder.model),
@@ -244,6 +248,27 @@ def read_newcomers(path: Path) -> Columns | None:
     if found and (unknown := set(found.get("metric", ())) - set(MEASURES)):
         raise InputError(f"{path} is damaged (there is no metric '{unknown.pop()}'); regenerate it.")
     return found
+
+
+def read_columns(folder: Path) -> dict[str, Any] | None:
+    """Which columns matter, from columns.json and columns.png; None if they do not exist."""
+    path = folder / "columns.json"
+    if not path.exists():
+        return None
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        told = {"sentences": list(found["sentences"]), "caption": found["caption"]}
+        if not all(isinstance(text, str) for text in (*told["sentences"], told["caption"])):
+            raise TypeError("a sentence is not a string")
+        path = folder / "columns.png"
+        picture = path.read_bytes()
+        if not picture.startswith(b"\x89PNG"):
+            raise ValueError("it is not a PNG")
+        return {**told, "picture": base64.b64encode(picture).decode()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(
+            f"{path} cannot be read ({_why(error)}); 'pfedme personalize' regenerates it."
+        ) from None
 
 
 def read_methods(folder: Path) -> dict[str, Any] | None:

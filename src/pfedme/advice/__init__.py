@@ -1,0 +1,1 @@
+"""Advice: whether and how the owners of a table should train together."""

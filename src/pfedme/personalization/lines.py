@@ -1,0 +1,164 @@
+"""The models that clients are offered: what an algorithm trains, on all training rows or on some of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+
+from pfedme.algorithms import IFCA, Algorithm, FedAvg
+from pfedme.core.models import Model
+from pfedme.core.tree import Params
+from pfedme.data.federation import Federation
+from pfedme.engine.choices import Line, Start, for_all
+from pfedme.engine.differences import Differences
+from pfedme.engine.label_shift import frequencies, prior
+from pfedme.engine.simulate import Simulation, State
+from pfedme.errors import Diverged
+from pfedme.training.pilot import with_l2
+
+WARMUP = 0.25
+"""The share of the rounds after which clusters are formed; at most as many rounds as IFCA's default."""
+ON_THE_MENU = ("pfedme", "fedavg-ft", "label-prior", "ifca", "hypcluster", "alone")
+"""Algorithms whose personal models are among the candidates in any case."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """How an algorithm is trained: everything but the rows."""
+
+    algorithm: Algorithm
+    """With its step sizes."""
+    model: Model
+    cohort: int
+    seed: int
+    rounds: int
+    quarter_at: tuple[int, ...] = ()
+    l2: np.ndarray | None = None
+    """The strength that each client has chosen, for `alone`."""
+
+    def simulation(self, federation: Federation, total: int | None = None) -> Simulation:
+        """The algorithm on the rows of a federation, which may be a part of `total` clients."""
+        return Simulation(
+            self.algorithm, self.model, federation, cohort=min(self.cohort, federation.clients),
+            seed=self.seed, quarter_at=self.quarter_at, total=total,
+        )  # fmt: skip
+
+    def train(self, federation: Federation) -> tuple[Simulation, State]:
+        """Trains on the training rows of a federation."""
+        simulation = self.simulation(federation)
+        state = simulation.start()
+        if self.l2 is not None:
+            state = with_l2(state, self.l2)
+        state, finite = simulation.advance(state, self.rounds)
+        if not finite:
+            raise Diverged(
+                f"{self.algorithm.name} diverged in round {state.t} of training for its clients' own models; "
+                "lower its step size."
+            )
+        return simulation, state
+
+    def shared(self, federation: Federation) -> Params:
+        """The shared model that is trained on a federation."""
+        simulation, state = self.train(federation)
+        w = simulation.shared(state)
+        assert w is not None
+        return w
+
+    def personal(self, federation: Federation) -> Params:
+        """The personal models that are trained on a federation, stacked."""
+        simulation, state = self.train(federation)
+        theta = simulation.answer(state)[0].personal
+        assert theta is not None
+        return theta
+
+    def fedavg(self) -> Recipe:
+        """The same for FedAvg."""
+        return dataclasses.replace(self, algorithm=_like(self.algorithm, FedAvg()))
+
+    def ifca(self, clusters: int) -> Recipe:
+        """The same for IFCA with so many clusters."""
+        warmup = min(IFCA.warmup, int(WARMUP * self.rounds))
+        return dataclasses.replace(
+            self, algorithm=_like(self.algorithm, IFCA(clusters=clusters, warmup=warmup))
+        )
+
+
+def _like(algorithm: Algorithm, other: Algorithm) -> Algorithm:
+    """Another algorithm with the batches of this one, and with its step size if both take steps of SGD."""
+    same = {"R": algorithm.R, "B": algorithm.B, "batches": algorithm.batches}
+    if isinstance(algorithm, FedAvg | IFCA):
+        same |= {"eta": algorithm.eta, "aggregation": algorithm.aggregation}
+    return dataclasses.replace(other, **same)
+
+
+def clusters_in(found: Differences | None) -> int:
+    """The number of clusters into which clients clearly fall; 0 if something simpler explains how they
+    differ."""
+    if found is None or "a few kinds" not in (found.kind, *found.also):
+        return 0
+    return next(int(way.setting) for way in found.ways if way.kind == "a few kinds")
+
+
+def global_line(train: Callable[[Federation], Params], recipe: Recipe) -> Line:
+    """The shared model that `train` gives, which is that of the recipe."""
+
+    def start(federation: Federation) -> Start:
+        pi = prior(federation, recipe.algorithm.aggregation) if federation.classes else None
+        return Start(for_all(train(federation), federation.clients), pi)
+
+    return Line("global", start)
+
+
+def cluster_line(recipe: Recipe, name: str = "cluster") -> Line:
+    """The model of each client's cluster."""
+
+    def start(federation: Federation) -> Start:
+        return Clusters.of(recipe, federation).start(federation)
+
+    return Line(name, start)
+
+
+def personal_line(recipe: Recipe) -> Line:
+    """The personal models of an algorithm, as they are."""
+    return Line(recipe.algorithm.name, lambda federation: Start(recipe.personal(federation)), path=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Clusters:
+    """Trained models of several clusters."""
+
+    recipe: Recipe
+    state: State
+    prior: np.ndarray | None
+    """The label frequencies that the model of each cluster (row) was trained under."""
+    clients: int
+
+    @classmethod
+    def of(cls, recipe: Recipe, federation: Federation) -> Clusters:
+        """Trains them on a federation."""
+        _, state = recipe.train(federation)
+        found = cls(recipe, state, None, federation.clients)
+        if not federation.classes:
+            return found
+        assert isinstance(recipe.algorithm, IFCA)
+        _, which = found.chosen(federation)
+        weights = (which == np.arange(recipe.algorithm.clusters)[:, None]).astype(float)
+        if recipe.algorithm.aggregation == "samples":
+            weights = weights * federation.n_train
+        total = weights.sum(axis=1, keepdims=True)
+        mean = weights @ frequencies(federation).astype(np.float64) / np.maximum(total, 1e-12)
+        overall = prior(federation, recipe.algorithm.aggregation)
+        return dataclasses.replace(found, prior=np.where(total > 0, mean, overall))
+
+    def chosen(self, federation: Federation) -> tuple[Params, np.ndarray]:
+        """The model of each client's cluster, by its training rows, and the cluster's index."""
+        models, info = self.recipe.simulation(federation, self.clients).answer(self.state)
+        assert models.personal is not None
+        return models.personal, info["cluster"].astype(int)
+
+    def start(self, federation: Federation) -> Start:
+        """The model of each client's cluster, and the label frequencies that it was trained under."""
+        models, which = self.chosen(federation)
+        return Start(models, None if self.prior is None else self.prior[which])

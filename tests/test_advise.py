@@ -1,0 +1,305 @@
+"""Advice: methods that are tried, clients that choose, and the folder with the result."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pfedme import export
+from pfedme.advice import trials as searching
+from pfedme.advice.advise import advise
+from pfedme.advice.trials import Trial, Trials, methods_for, search
+from pfedme.algorithms import IFCA, FedAvg
+from pfedme.cli import main
+from pfedme.core.models import DNN, MLR, Network, NormalisedDNN
+from pfedme.data import parse_data
+from pfedme.data.federation import Federation
+from pfedme.engine.choices import choose
+from pfedme.engine.simulate import Simulation
+from pfedme.errors import InputError
+from pfedme.personalization.lines import Clusters, Recipe, cluster_line, global_line
+from pfedme.runs.run import Run
+
+DATA = "synthetic:clients=4,rows=24,features=3,classes=2"
+
+
+@pytest.fixture(scope="module")
+def quick() -> Iterator[None]:
+    """Few methods, and few rounds for each."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(searching, "RELATIVES", ("ditto",))
+        patch.setattr(searching, "CLUSTERS", (2,))
+        patch.setattr(searching, "WARMUP", 2)
+        patch.setattr(searching, "BUDGETS", (6, 9))
+        yield
+
+
+def asked(data: str = DATA, **options: Any) -> Run:
+    return Run(algorithm=FedAvg(), data=parse_data(data), model=MLR(), budget=9, **options)
+
+
+# --- the choice, with the scores of all clients
+
+
+def brute_force(score: np.ndarray, owner: np.ndarray, clients: int, caution: float, m: float) -> list[int]:
+    """`choose`, client by client."""
+    own = {i: score[owner == i] for i in range(clients)}
+    shared = np.mean([rows.mean(axis=0) for rows in own.values() if len(rows)], axis=0)
+    chosen = []
+    for rows in own.values():
+        n = len(rows)
+        if n == 0:
+            chosen.append(0)
+            continue
+        mean = (rows.sum(axis=0) + m * shared) / (n + m)
+        best = int(np.argmax(mean))
+        behind = rows[:, [best]] - rows
+        noise = behind.std(axis=0) / math.sqrt(n) if n > 1 else np.ones(len(mean))
+        good = mean[best] - mean <= caution * noise * n / (n + m) + 1e-12
+        chosen.append(int(np.argmax(good)))
+    return chosen
+
+
+@pytest.mark.parametrize("m", [0.0, 3.0, 20.0])
+@pytest.mark.parametrize("seed", range(5))
+def test_the_choice_is_that_of_brute_force(seed: int, m: float):
+    rng = np.random.default_rng(seed)
+    owner = np.sort(rng.integers(0, 6, 40))
+    owner = owner[owner != 3]  # a client without rows
+    score = rng.normal(size=(len(owner), 5)) + rng.normal(size=(6, 5))[owner]
+    for caution in (0.0, 0.5):
+        assert choose(score, owner, 6, caution, m).tolist() == brute_force(score, owner, 6, caution, m)
+
+
+def test_with_infinitely_many_pooled_rows_all_clients_with_rows_choose_alike():
+    rng = np.random.default_rng(0)
+    owner = np.repeat(np.arange(5), 8)
+    score = rng.normal(size=(40, 4))
+    means = score.reshape(5, 8, 4).mean(axis=(0, 1))
+    assert set(choose(score, owner, 5, 0.5, 1e9).tolist()) == {int(np.argmax(means))}
+
+
+# --- clusters on the menu
+
+
+def two_kinds(rows: int = 60) -> Federation:
+    """Six clients; three label the same points the other way round."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(6 * rows, 3)).astype(np.float32)
+    y = (x[:, 0] > 0).astype(np.int32)
+    y[3 * rows :] = 1 - y[3 * rows :]
+    return Federation.split([rows] * 6, x, y, classes=2)
+
+
+def recipe(clusters: int) -> Recipe:
+    algorithm = IFCA(clusters=clusters, warmup=2, eta=0.5, R=10, B=10)
+    return Recipe(algorithm, Network(features=3, classes=2), cohort=6, seed=0, rounds=8)
+
+
+def test_clients_of_two_kinds_get_the_model_of_their_kind():
+    fed = two_kinds()
+    _, which = Clusters.of(recipe(2), fed).chosen(fed)
+    assert len(set(which[:3])) == len(set(which[3:])) == 1
+    assert which[0] != which[3]
+    start = cluster_line(recipe(2)).start(fed)
+    scores = np.asarray(start.models.tree[0][0])
+    np.testing.assert_allclose(scores[0], scores[1])
+    assert np.abs(scores[0] - scores[3]).max() > 0.5
+
+
+def test_the_prior_of_a_cluster_is_the_mean_of_its_clients():
+    fed = two_kinds()
+    fed = dataclasses.replace(fed, y=np.where(np.arange(len(fed.y)) % 7 == 0, 0, fed.y).astype(np.int32))
+    clusters = Clusters.of(recipe(2), fed)
+    _, which = clusters.chosen(fed)
+    start, count = fed.rows("train")
+    shares = np.array([np.mean(fed.y[s : s + n] == 1) for s, n in zip(start, count, strict=True)])
+    prior = clusters.start(fed).prior
+    assert prior is not None
+    for i in range(6):
+        assert prior[i, 1] == pytest.approx(shares[which == which[i]].mean(), abs=1e-6)
+
+
+def test_with_one_cluster_its_model_is_fedavgs():
+    fed, one = two_kinds(), recipe(1)
+    fedavg = dataclasses.replace(one, algorithm=FedAvg(eta=0.5, R=10, B=10, aggregation="uniform"))
+    a, b = cluster_line(one).start(fed), global_line(fedavg.shared, fedavg).start(fed)
+    np.testing.assert_allclose(a.models.ravel(1), b.models.ravel(1), rtol=1e-4, atol=1e-5)
+    assert a.prior is not None
+    np.testing.assert_allclose(a.prior, np.tile(np.asarray(b.prior), (6, 1)))
+
+
+def test_a_newcomer_gets_the_cluster_that_fits_its_rows():
+    fed = two_kinds()
+    clusters = Clusters.of(recipe(2), fed)
+    later = two_kinds(20).take(np.array([4, 1]))
+    _, which = clusters.chosen(fed)
+    assert clusters.chosen(later)[1].tolist() == [which[4], which[1]]
+
+
+# --- methods
+
+
+def test_methods_suit_the_model_and_the_number_of_clients():
+    fed = two_kinds()
+    linear, deep, normal = (
+        methods_for(description.build(3, 2), fed, None)
+        for description in (MLR(), DNN(hidden=(4,)), NormalisedDNN(hidden=(4,)))
+    )
+    assert linear[:2] == ["alone", "fedavg"]
+    assert "fedper" not in linear
+    assert "fedper" in deep
+    assert "fedbn" not in deep
+    assert "fedbn" in normal
+    assert [name for name in linear if name.startswith("ifca:")] == ["ifca:clusters=2,warmup=10"]
+
+
+def test_the_search_spends_more_on_what_looks_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    fed, tried = two_kinds(), []
+
+    def pretended(method: str, _: Simulation, budget: int) -> Trial:
+        tried.append((method, budget))
+        loss = 9.0 if method in ("alone", "fedavg") else float(method[1:])
+        return Trial(method, budget, 1.0, loss=loss, rounds=budget)
+
+    monkeypatch.setattr(searching, "_tried", pretended)
+    monkeypatch.setattr(searching, "BUDGETS", (10, 20, 40))
+    simulation = Simulation(FedAvg(eta=0.1), Network(features=3, classes=2), fed, cohort=6)
+    methods = ["alone", "fedavg", *(f"m{k}" for k in (7, 6, 5, 4, 3, 2, 1, 0))]
+    kept = Trials(tmp_path / "t.json", {})
+    assert search(methods, kept, simulation, budget=40, seconds=1e9) == []
+    assert [m for m, b in tried if b == 10] == methods
+    assert [m for m, b in tried if b == 20] == ["alone", "fedavg", "m0", "m1", "m2", "m3"]
+    assert [m for m, b in tried if b == 40] == ["alone", "fedavg", "m0", "m1", "m2"]
+    again = Trials(tmp_path / "t.json", {})
+    assert again.trials == kept.trials
+    before = len(tried)
+    search(methods, again, simulation, budget=40, seconds=1e9)
+    assert len(tried) == before  # nothing is tried twice
+    short = Trials(tmp_path / "short.json", {})
+    left = search(methods, short, simulation, budget=40, seconds=4.5)
+    assert len(short.trials) == 5  # the fifth began in time
+    assert "m0 with up to 10 rounds" in left
+
+
+# --- the whole
+
+
+def advised(out: Path, **options: Any) -> dict[str, Any]:
+    advise(asked(), out, minutes=100, **options)
+    return json.loads((out / "advice.json").read_text())
+
+
+def without_times(document: dict[str, Any]) -> dict[str, Any]:
+    return document | {"tried": [{**t, "seconds": 0} for t in document["tried"]]}
+
+
+@pytest.fixture(scope="module")
+def whole(quick: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with advice."""
+    out = tmp_path_factory.mktemp("advice") / "out"
+    advised(out)
+    return out
+
+
+def test_the_advice_has_what_others_rely_on(whole: Path):
+    document = json.loads((whole / "advice.json").read_text())
+    assert isinstance(document["join"], bool)
+    assert document["join"] == (document["verdict"] == "yes")
+    assert {"method", "metric", "command", "tried", "clients"} <= document.keys()
+    assert all(t.keys() == {"method", "score", "seconds"} for t in document["tried"])
+    assert {t["method"] for t in document["tried"]} >= {"alone", "fedavg", "ditto"}
+    assert len(document["clients"]) == 4
+    for client in document["clients"]:
+        assert client.keys() == {"client", "choice", "score", "alone", "global", "gain", "low", "high"}
+        assert client["gain"] == pytest.approx(client["score"] - client["alone"], abs=1e-6)
+        assert client["low"] <= client["gain"] <= client["high"]
+    page = (whole / "report.html").read_text()
+    assert document["sentence"].replace("'", "&#x27;") in page
+    assert "<script" not in page
+
+
+def test_every_client_has_a_model_that_predicts(whole: Path):
+    folders = sorted((whole / "models").iterdir())
+    assert len(folders) == 4
+    for folder in folders:
+        model = export.load(folder)
+        assert set(model.predict(np.zeros((3, 3), np.float32))) <= {"0", "1"}
+        assert model.origin["client"] == folder.name
+
+
+def test_stopped_three_times_and_continued_the_advice_is_the_same(quick: None, whole: Path, tmp_path: Path):
+    calls = 0
+
+    def stop(at: int) -> Any:
+        def watch(*_: Any) -> None:
+            nonlocal calls
+            calls += 1
+            if calls == at:
+                raise KeyboardInterrupt
+
+        return watch
+
+    for at in (3, 6, 12):
+        calls = 0
+        with pytest.raises(KeyboardInterrupt):
+            advise(asked(), tmp_path / "out", minutes=100, watch=stop(at))
+        assert not (tmp_path / "out" / "advice.json").exists()
+    found = advised(tmp_path / "out")
+    assert without_times(found) == without_times(json.loads((whole / "advice.json").read_text()))
+    a, b = ((path / "personalized.safetensors").read_bytes() for path in (tmp_path / "out", whole))
+    assert a == b
+
+
+# --- bad input
+
+
+@pytest.mark.parametrize(
+    ("data", "minutes", "options", "says"),
+    [
+        ("synthetic:clients=1,rows=20,features=3,classes=2", 1.0, {}, "nobody to join"),
+        (DATA, 0.0, {}, "--minutes must be positive"),
+        (DATA, math.nan, {}, "--minutes must be positive"),
+        (DATA, 1.0, {"metric": "rmse"}, "rmse"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused(
+    data: str, minutes: float, options: dict[str, Any], says: str, tmp_path: Path
+):
+    with pytest.raises(InputError, match=says):
+        advise(asked(data, **options), tmp_path / "out", minutes=minutes)
+    assert not (tmp_path / "out").exists()
+
+
+def test_with_too_little_time_the_error_says_how_much_is_needed(quick: None, tmp_path: Path):
+    with pytest.raises(InputError, match=r"No time is left.*--minutes \d+ continues"):
+        advise(asked(), tmp_path / "out", minutes=1e-6)
+    kept = json.loads((tmp_path / "out" / "trials.json").read_text())["trials"]
+    assert [trial["method"] for trial in kept] == ["alone", "fedavg"]
+
+
+def test_a_folder_of_another_question_is_left_alone(quick: None, whole: Path, tmp_path: Path):
+    before = (whole / "advice.json").read_bytes()
+    with pytest.raises(InputError, match="another question"):
+        advise(asked(seed=1), whole, minutes=100)
+    assert (whole / "advice.json").read_bytes() == before
+    (tmp_path / "file.txt").write_text("mine")
+    with pytest.raises(InputError, match="holds no advice"):
+        advise(asked(), tmp_path, minutes=100)
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "trials.json").write_text("{")
+    with pytest.raises(InputError, match="is damaged"):
+        advise(asked(), tmp_path / "damaged", minutes=100)
+
+
+def test_the_command_refuses_with_status_two(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    words = ["advise", "--data", "synthetic:clients=1,rows=20", "--out", str(tmp_path / "out")]
+    assert main(words) == 2
+    assert "nobody to join" in capsys.readouterr().err
