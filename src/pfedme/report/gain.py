@@ -18,15 +18,13 @@ if TYPE_CHECKING:
     from pfedme.personalization.finished import Level
 
 LINES = {
-    "recommended": 0,
-    "alone": 1,
-    "global": 2,
-    "fine-tuned": 3,
-    "given": 4,
-    "label-prior": 5,
-    "cluster": 6,
+    name: place
+    for place, name in enumerate(
+        ("recommended", "alone", "global", "fine-tuned", "given", "label-prior", "cluster")
+    )
 }
-"""The index of each method's colour and dashes."""
+"""The index of each method's colour, dashes and marker."""
+MARKERS = "osD^vPX"
 NAMES = {"given": "pFedMe's λ"}
 
 
@@ -138,7 +136,7 @@ def newcomer_figure(curves: Mapping[str, Sequence[Level]]) -> bytes:
             values = [np.nan if mean is None else what.scale * mean for mean in means]
             at.plot(
                 [level.rows for level in levels], values, color=COLOURS[place], linestyle=DASHES[place],
-                marker="osD^vP"[place], markersize=3.2, linewidth=1.3, label=NAMES.get(name, name),
+                marker=MARKERS[place], markersize=3.2, linewidth=1.3, label=NAMES.get(name, name),
             )  # fmt: skip
         at.set_xscale("log")
         at.set_xticks([level.rows for level in levels], [str(level.rows) for level in levels])
