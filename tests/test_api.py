@@ -64,6 +64,7 @@ def embedded(page: Path) -> dict[str, Any]:
 # --- the same as the command line
 
 
+@pytest.mark.slow
 def test_train_is_the_command_to_the_bit(tmp_path: Path):
     data = "synthetic:clients=4,rows=10,features=5,classes=3"
     command = (
@@ -178,6 +179,7 @@ def test_an_algorithm_of_ones_own_is_recorded_and_read_back(tmp_path: Path):
     np.testing.assert_allclose(result.w, w.ravel(), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_imported_is_shown_and_not_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     out = tmp_path / "run"
     result = pfedme.train(inside(), DATA, model=linear(), rounds=2, budget=6, out=out)
@@ -214,6 +216,7 @@ def test_a_model_of_ones_own_is_recorded_and_read_back(tmp_path: Path):
 # --- the document
 
 
+@pytest.mark.slow
 def test_the_examples_of_the_document_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(0)

@@ -205,6 +205,7 @@ def test_a_folder_below_a_file_cannot_be_made(capsys: pytest.CaptureFixture[str]
     assert "file is a file" in err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", [RUN, f"compare fedavg alone {TINY} --out out"], ids=["run", "compare"])
 def test_a_folder_with_files_of_others_is_not_used(capsys: pytest.CaptureFixture[str], line: str):
     Path("out").mkdir()
@@ -244,6 +245,7 @@ def test_a_diverged_run_is_not_overwritten_and_not_said_to_be_resumable(capsys: 
     assert "resume" not in err
 
 
+@pytest.mark.slow
 def test_a_comparison_is_not_overwritten_by_a_run(capsys: pytest.CaptureFixture[str]):
     assert main(shlex.split(f"compare fedavg alone {TINY} --out out")) == 0
     capsys.readouterr()
@@ -259,6 +261,7 @@ def test_force_with_wrong_input_spares_the_results_that_are_there(
     refused(capsys, f"{RUN} --force {wrong}")
 
 
+@pytest.mark.slow
 def test_force_with_wrong_input_spares_the_comparison_that_is_there(capsys: pytest.CaptureFixture[str]):
     line = f"compare fedavg alone {TINY} --out out"
     assert main(shlex.split(line)) == 0
@@ -291,6 +294,7 @@ def odd_federation() -> Federation:
     return Federation.split([1, 8, 8], random_rows(17), np.array(labels), classes=3)
 
 
+@pytest.mark.slow
 def test_a_batch_may_be_larger_than_a_clients_data():
     assert main(shlex.split(f"run alone {TINY} --out out --B 500")) == 0
 
@@ -365,6 +369,7 @@ def one_step(state: State, federation: Federation, i: int) -> np.ndarray:
     return np.concatenate([(W - 0.5 * slope.T @ x).ravel(), b - 0.5 * slope.sum(axis=0)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["run alone --json", "compare alone alone:eta=0.1 --seeds 2"])
 def test_runs_where_nobody_has_test_rows_end_well(capsys: pytest.CaptureFixture[str], command: str):
     options = "--data synthetic:clients=4,rows=1,features=5,classes=3 --rounds 3 --cohort 2 --R 2 --B 5"

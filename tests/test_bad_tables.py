@@ -351,6 +351,7 @@ def test_the_first_wrong_value_is_found_far_below_the_rows_that_told_the_type(
     assert "age" in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_client_that_is_called_like_a_path_is_only_a_name(capsys: pytest.CaptureFixture[str]):
     inner = Path("deep/inside")
     inner.mkdir(parents=True)

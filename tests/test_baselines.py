@@ -47,6 +47,7 @@ def test_alone_comes_to_each_clients_own_minimiser():
         np.testing.assert_allclose(theta, oracles.prox(w0, rows, 0.0, 0.3), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_federation_of_one_client_is_that_client_alone():
     fed = federation(((9, 3),), dtype=np.float64)
     together, alone = (

@@ -207,6 +207,7 @@ def test_rows_of_other_clients_and_larger_ones_change_nothing():
     assert_close(*(gradient(problem(some, network(), 0)) for some in (fed, fed.take([0]))))
 
 
+@pytest.mark.slow
 def test_per_fedavgs_hessian_is_the_difference_of_gradients():
     fed = images()
     with double_precision():
@@ -220,6 +221,7 @@ def test_per_fedavgs_hessian_is_the_difference_of_gradients():
     assert differs(exact, first)
 
 
+@pytest.mark.slow
 def test_pfedme_solves_its_inner_problem():
     sim = Simulation(PFedMe(lam=20.0, alpha=0.03, nu=1e-6, R=1, B=0), network(), images(), cohort=2)
     _, info = sim.answer(sim.start())
@@ -314,6 +316,7 @@ def write_images(path: Path, shape: tuple[int, ...]) -> None:
     np.savez(path, x=x.astype(np.uint8), y=y, client=np.array(["a", "b", "c"])[np.arange(60) // 20])
 
 
+@pytest.mark.slow
 def test_images_of_a_file_are_trained_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

@@ -210,6 +210,7 @@ def test_a_deployed_run_is_the_simulated_one(algorithm: Algorithm, quantity: boo
     assert (out / "clients.csv").read_text().count("\n") == 6
 
 
+@pytest.mark.slow
 def test_what_the_room_is_asked_for_is_what_a_simulation_draws(tmp_path: Path):
     room = Room(owners(tmp_path), tmp_path / "state")
     plan = Plan(algorithm=FedAvg(**QUICK), model=MLR(), rounds=3, cohort=2, seed=1, min_clients=5)
@@ -464,6 +465,7 @@ def test_who_was_late_is_waited_for_twice_as_long_as_the_others_unless_it_is_nee
     assert [line["reason"] for line in lines[:2]] == [f"no reply within {s} seconds" for s in within]
 
 
+@pytest.mark.slow
 def test_who_is_late_again_and_again_has_all_the_time_now_and_then(tmp_path: Path):
     room = Room(owners(tmp_path, clients=3), tmp_path / "state")
     room.tricks["north"] = lambda _: None
@@ -493,6 +495,7 @@ def test_the_ledger_tells_what_each_client_did_to_the_step(tmp_path: Path):
         assert float(line["without"]) == pytest.approx(step(others), rel=1e-3)
 
 
+@pytest.mark.slow
 def test_a_round_with_too_few_replies_is_repeated_and_does_not_count(tmp_path: Path):
     room = Room(owners(tmp_path), tmp_path / "state")
     plan = Plan(
@@ -512,6 +515,7 @@ def test_a_round_with_too_few_replies_is_repeated_and_does_not_count(tmp_path: P
     assert {line["outcome"] for line in first[:10]} == {"failed", "late"}
 
 
+@pytest.mark.slow
 def test_a_run_that_stops_goes_on_from_its_last_round(tmp_path: Path):
     room = Room(owners(tmp_path), tmp_path / "state")
     plan = Plan(algorithm=PFedMe(**QUICK), model=MLR(), **STRICT)
@@ -581,6 +585,7 @@ def test_a_table_that_does_not_fit_is_turned_away(
     assert {line["client"] for line in ledger(out)} == set(room.clients) - {"east"}
 
 
+@pytest.mark.slow
 def test_who_is_slow_to_agree_or_leaves_meanwhile_is_asked_again(tmp_path: Path):
     class Busy(Room):
         """A room where at first nobody answers, and then one leaves and comes back."""
@@ -601,6 +606,7 @@ def test_who_is_slow_to_agree_or_leaves_meanwhile_is_asked_again(tmp_path: Path)
     assert (len(agreement.names), agreement.refused) == (5, {})
 
 
+@pytest.mark.slow
 def test_who_comes_after_the_agreement_is_told_so_once(tmp_path: Path):
     room = Room(owners(tmp_path), tmp_path / "state")
     room.gone = {"west"}

@@ -253,6 +253,7 @@ def test_a_request_that_carries_no_model_is_short(north: Caller):
     assert north.ask("PullMessages", request) == 413
 
 
+@pytest.mark.slow
 def test_what_is_half_sent_is_closed(live: Live, north: Caller):
     signed = head("/v1/fleet/push-object", north.headers(), MIB)
     waiting: list[socket.socket] = [socket.create_connection((live.host, live.port)) for _ in range(2)]

@@ -358,6 +358,7 @@ def test_the_command_names_what_it_does_not_know(capsys: pytest.CaptureFixture[s
     assert "There is no experiment 'figure9'" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_command_prints_findings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

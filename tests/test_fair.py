@@ -99,6 +99,7 @@ def test_q_ffl_with_q_zero_is_fedavg(aggregation):
     check_same_model(QFFL(q=0.0, **settings), FedAvg(**settings))
 
 
+@pytest.mark.slow
 def test_q_ffl_minimises_the_sum_of_powers_of_the_losses():
     """Σ f^q f′ = 0 for f₁ = x²/2 and f₂ = 2 (x − 1)²: a root between 0 and 1, which goes to ⅔."""
     found = []

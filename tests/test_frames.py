@@ -181,6 +181,7 @@ def test_a_frame_is_known_by_its_content():
     assert one.pinned() == one
 
 
+@pytest.mark.slow
 def test_a_run_of_a_frame_says_what_it_was_and_is_not_resumed_without_it(
     capsys: pytest.CaptureFixture[str],
 ):

@@ -202,6 +202,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return found | {"stopped": tmp / "stopped", "nobody": tmp / "nobody"}
 
 
+@pytest.mark.slow
 def test_the_server_leaves_a_report_when_a_run_ends_or_stops(runs: dict[str, Path]):
     for path in runs.values():
         assert "Who took part" in (path / "report.html").read_text()

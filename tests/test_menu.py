@@ -233,6 +233,7 @@ def test_the_rows_that_judge_are_not_counted():
 # --- newcomers
 
 
+@pytest.mark.slow
 def test_what_a_newcomer_is_offered_depends_on_the_run_and_not_on_other_newcomers(tmp_path: Path):
     data = Synthetic(clients=6, rows=16, features=4, classes=3)
     run = Run(algorithm=FedAvg(R=2, B=5, eta=0.05), data=data, model=MLR(), rounds=3, cohort=2, budget=6)

@@ -221,6 +221,7 @@ def test_with_the_only_weight_zero_mapper_is_fedavg():
     assert_exact(personal, [flat(states[-1].server)] * N)
 
 
+@pytest.mark.slow
 def test_mappers_check_finds_that_only_the_last_client_counts():
     """Bug of the authors' code."""
 

@@ -402,6 +402,7 @@ def linked_cache(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_without_network_and_cache_the_error_says_what_to_do(tmp_path: Path):
     done = describe_offline(tmp_path / "cache")
     assert done.returncode == 2

@@ -118,6 +118,7 @@ def test_a_name_is_the_table_that_it_stands_for(wards: Entry):
     assert one.schema == other.schema
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("wards")
 def test_a_run_records_the_name_and_no_path(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     settings = ["--rounds", "2", "--R", "2", "--B", "4", "--eta", "0.1", "--model", "mlr"]

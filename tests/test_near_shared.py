@@ -165,6 +165,7 @@ def stays(algorithm: Algorithm, server: Any, clients: Any) -> State:
     return rounds_of(algorithm, model=LINE, fed=fed, cohorts=[range(N)], start=start)[-1]
 
 
+@pytest.mark.slow
 def test_on_quadratics_mr_mtl_and_pfedme_stay_at_the_same_minimiser():
     fed, own = lines()
     want = best_models(own, LAM)
@@ -233,6 +234,7 @@ def test_l2gd_is_the_oracles():
     check_l2gd(L2GD)
 
 
+@pytest.mark.slow
 def test_on_quadratics_l2gd_stays_at_mr_mtls_minimiser_in_the_mean_over_the_coin():
     """Σ_k p (1 − p)ᵏ x(k) = x, where x(k) is what k steps make of x; no single k leaves it where it is."""
     fed, own = lines()
@@ -254,6 +256,7 @@ def test_on_quadratics_l2gd_stays_at_mr_mtls_minimiser_in_the_mean_over_the_coin
         assert np.abs(ends - x).max(axis=1).min() > 1e-3
 
 
+@pytest.mark.slow
 def test_l2gds_coin_is_a_coin():
     check_coin(L2GD)
 

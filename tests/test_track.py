@@ -246,6 +246,7 @@ def test_what_a_tracker_has_beyond_the_checkpoint_is_not_written_again(tmp_path:
     assert_tracked(out)
 
 
+@pytest.mark.slow
 def test_what_a_tracker_lacks_of_the_history_is_written_when_the_run_goes_on(tmp_path: Path):
     out = tmp_path / "run"
     with pytest.raises(Interrupted):
@@ -262,6 +263,7 @@ def test_what_a_tracker_lacks_of_the_history_is_written_when_the_run_goes_on(tmp
     assert_tracked(out)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", ["diverged", "failed"])
 def test_a_run_that_ends_badly_says_so(tmp_path: Path, stop: str):
     out = tmp_path / "run"
@@ -280,6 +282,7 @@ def test_a_run_that_ends_badly_says_so(tmp_path: Path, stop: str):
     assert texts(out / "tensorboard", "status") == [stop]
 
 
+@pytest.mark.slow
 def test_each_run_of_a_comparison_is_tracked_by_itself(tmp_path: Path):
     out = tmp_path / "both"
     track = parse_trackers(["tensorboard:dir=events", "mlflow"])
