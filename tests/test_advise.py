@@ -51,19 +51,26 @@ def asked(data: str = DATA, **options: Any) -> Run:
 def brute_force(score: np.ndarray, owner: np.ndarray, clients: int, caution: float, m: float) -> list[int]:
     """`choose`, client by client."""
     own = {i: score[owner == i] for i in range(clients)}
-    shared = np.mean([rows.mean(axis=0) for rows in own.values() if len(rows)], axis=0)
+    means = np.array([rows.mean(axis=0) for rows in own.values() if len(rows)])
+    shared = means.mean(axis=0)
+    for_all = []
+    for k in range(score.shape[1]):
+        apart = means[:, np.argmax(shared)] - means[:, k]
+        for_all.append(apart.mean() <= caution * apart.std(ddof=1) / math.sqrt(len(means)) + 1e-12)
     chosen = []
     for rows in own.values():
         n = len(rows)
-        if n == 0:
-            chosen.append(0)
-            continue
-        mean = (rows.sum(axis=0) + m * shared) / (n + m)
-        best = int(np.argmax(mean))
-        behind = rows[:, [best]] - rows
-        noise = behind.std(axis=0) / math.sqrt(n) if n > 1 else np.ones(len(mean))
-        good = mean[best] - mean <= caution * noise * n / (n + m) + 1e-12
-        chosen.append(int(np.argmax(good)))
+        good = [True] * score.shape[1]
+        if n:
+            mean = (rows.sum(axis=0) + m * shared) / (n + m)
+            best = int(np.argmax(mean))
+            behind = rows[:, [best]] - rows
+            noise = behind.std(axis=0) / math.sqrt(n) if n > 1 else np.ones(len(mean))
+            good = (mean[best] - mean <= caution * noise * n / (n + m) + 1e-12).tolist()
+        allowed = [k for k, fine in enumerate(good) if fine]
+        both = [k for k in allowed if for_all[k]]
+        best_for_all = max(allowed, key=lambda k: shared[k])
+        chosen.append(allowed[0] if m == 0 else both[0] if both else best_for_all)
     return chosen
 
 

@@ -49,6 +49,7 @@ def parser() -> argparse.ArgumentParser:
         "--federations", metavar="NAME,NAME",
         help="gain: measure only these; the page is written once all have been measured",
     )  # fmt: skip
+    made.add_argument("--seeds", type=int, metavar="N", help="gain: number of repetitions (3)")
     add_out(made, "folder for the results (study)", Path("study"))
     add_json(made, "print the table as JSON on standard output")
     add_debug(made)
@@ -67,6 +68,8 @@ def carry_out(argv: list[str]) -> int:
 
     if args.federations is not None and name != "gain":
         raise InputError(f"--federations is an option of 'study gain', not of 'study {name}'; leave it out.")
+    if args.seeds is not None and (name != "gain" or args.seeds < 1):
+        raise InputError("--seeds is an option of 'study gain', at least 1.")
     keep_compiled_programs()
     refuse_file(args.out)
     words = ["study", name, *(["--quick"] if args.quick else [])]
@@ -81,11 +84,14 @@ def _gain(args: argparse.Namespace, words: list[str]) -> int:
     from pfedme.experiments.gain_federations import FULL, QUICK, named
     from pfedme.experiments.study import Study
 
+    scale = QUICK if args.quick else FULL
+    if args.seeds:
+        scale, words = dataclasses.replace(scale, seeds=args.seeds), [*words, "--seeds", str(args.seeds)]
     study = Study(args.out, shlex.join(["pfedme", *words]))
     some = named(args.federations)
     try:
         with Steps() as steps:
-            rows, missing = study_gain(study, QUICK if args.quick else FULL, some, steps)
+            rows, missing = study_gain(study, scale, some, steps)
     except KeyboardInterrupt:
         chosen = ["--federations", args.federations] if args.federations else []
         return same_command_resumes([*words, *chosen, "--out", str(args.out)])

@@ -9,7 +9,7 @@ With classes it follows a second path, around w with its own label frequencies (
 are several shared models, it follows the same paths around the one of its cluster. It scores the paths, other
 personal models, and the one that it trains alone on rows that none of them has seen, takes the most shared
 one among the best, and fits it again on all its rows. The mean scores of all clients count, too: with few
-rows of its own, a client follows what is best for most.
+rows of its own, or where its own rows cannot tell, a client follows what is best for most.
 """
 
 from __future__ import annotations
@@ -125,12 +125,14 @@ def with_prior(centre: str) -> str:
 def choose(
     score: np.ndarray, owner: np.ndarray, clients: int, caution: float | np.ndarray, pooled: float = 0.0
 ) -> np.ndarray:
-    """The candidate that each client takes: the first that is not worse than its best by `caution` standard
-    errors (a number, or one for each client). `score` has the score of each candidate (column) on each row
-    used to choose, such as `row_score`.
+    """The candidate that each client takes. `score` has the score of each candidate (column) on each row used
+    to choose, such as `row_score`.
 
     The mean over clients of their mean scores counts as much as `pooled` rows of each client's own. A client
-    without rows takes the first candidate.
+    considers the candidates that are not worse than its best by `caution` standard errors (a number, or one
+    for each client). Of these it takes the first that is not worse than the best for all clients in the same
+    sense, or else the one that is best for all; with `pooled` = 0, the first. A client without rows considers
+    all candidates.
 
     >>> score = np.log([[0.2, 0.8, 0.8], [0.9, 0.9, 0.9], [0.1, 0.7, 0.7]])
     >>> choose(score, np.zeros(3, int), 2, caution=0.5)
@@ -141,6 +143,7 @@ def choose(
     """
     count = np.bincount(owner, minlength=clients)[:, None].astype(float)
     there, least = count[:, 0] > 0, np.maximum(count, 1)
+    caution = np.reshape(caution, (-1, 1))
     own = _by_client(score, owner, clients) / least
     weight = count / np.maximum(count + pooled, 1)
     shared = own[there].mean(axis=0) if there.any() else own[:1].sum(axis=0)
@@ -151,8 +154,14 @@ def choose(
     variance = np.maximum(_by_client(behind**2, owner, clients) / least - far**2, 0)
     noise = weight * np.where(count > 1, np.sqrt(variance / least), 1.0)  # a single row decides nothing
     lost = np.take_along_axis(mean, best[:, None], axis=1) - mean
-    allowed = np.where(there[:, None], np.reshape(caution, (-1, 1)) * noise, np.inf)
-    return np.argmax(lost <= allowed + 1e-12, axis=1)
+    good = ~there[:, None] | (lost <= caution * noise + 1e-12)
+    if pooled == 0 or there.sum() < 2:
+        return np.argmax(good, axis=1)
+    apart = own[there][:, [np.argmax(shared)]] - own[there]
+    far, noise = apart.mean(axis=0), apart.std(axis=0, ddof=1) / np.sqrt(len(apart))
+    for_all = good & (far <= caution * noise + 1e-12)
+    otherwise = np.argmax(np.where(good, shared, -np.inf), axis=1)
+    return np.where(for_all.any(axis=1), np.argmax(for_all, axis=1), otherwise)
 
 
 def row_score(found: Outcomes) -> np.ndarray:

@@ -26,7 +26,7 @@ from pfedme.report.gain import gain_study_figure, newcomer_figure
 from pfedme.runs.run import Run
 from pfedme.training.pilot import pilot
 
-MENU = 2
+MENU = 3
 """To be raised when clients choose from other models, or in another way: all units are measured again."""
 NAMING = 1
 """To be raised when kinds of difference are named in another way: all are named again."""
@@ -142,7 +142,8 @@ def study_gain(
     Returns the rows of the federations that are complete, and the names of those that are not.
     """
     planned = {setting.name: jobs(study, setting, scale) for setting in SETTINGS}
-    plan = [job for s in only for job in (*planned[s.name][0], planned[s.name][1]) if job is not None]
+    by_seed = [planned[s.name][0][seed] for seed in range(scale.seeds) for s in only]
+    plan = [*(job for s in only if (job := planned[s.name][1])), *by_seed]
     for k, job in enumerate(plan):
         watch(job.about, k, len(plan))
         job.carry_out()
