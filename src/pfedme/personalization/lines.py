@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from pfedme.algorithms import IFCA, Algorithm, FedAvg
+from pfedme.algorithms import IFCA, Algorithm, Alone, FedAvg, LabelPrior
 from pfedme.core.models import Model
 from pfedme.core.tree import Params
 from pfedme.data.federation import Federation
@@ -16,7 +16,7 @@ from pfedme.engine.differences import Differences
 from pfedme.engine.label_shift import frequencies, prior
 from pfedme.engine.simulate import Simulation, State
 from pfedme.errors import Diverged
-from pfedme.training.pilot import with_l2
+from pfedme.training.pilot import pilot, with_l2
 
 WARMUP = 0.25
 """The share of the rounds after which clusters are formed; at most as many rounds as IFCA's default."""
@@ -93,6 +93,18 @@ def _like(algorithm: Algorithm, other: Algorithm) -> Algorithm:
     return dataclasses.replace(other, **same)
 
 
+def alone_recipe(model: Model, federation: Federation, seed: int, budget: int) -> tuple[Recipe, bool]:
+    """How each client of a federation is trained alone, with the number of rounds and the l2 that are best on
+    validation rows; and whether the losses were still falling then."""
+    asked = Alone()
+    alone = Simulation(asked, model, federation, cohort=federation.clients, seed=seed)
+    found = pilot(asked, alone, budget=budget)
+    recipe = Recipe(
+        found.algorithm, model, federation.clients, seed, found.rounds, found.quarter_at, found.l2
+    )
+    return recipe, not found.converged
+
+
 def clusters_in(found: Differences | None) -> int:
     """The number of clusters into which clients clearly fall; 0 if something simpler explains how they
     differ."""
@@ -101,11 +113,21 @@ def clusters_in(found: Differences | None) -> int:
     return next(int(way.setting) for way in found.ways if way.kind == "a few kinds")
 
 
+def trained_under(algorithm: Algorithm, pi: np.ndarray) -> np.ndarray:
+    """The label frequencies that an algorithm's shared model was trained under, if those of the clients are π
+    on average: π, or equal ones if clients' frequencies enter already in training."""
+    if isinstance(algorithm, LabelPrior) and algorithm.form == "training":
+        return np.full_like(pi, 1 / len(pi))
+    return pi
+
+
 def global_line(train: Callable[[Federation], Params], recipe: Recipe) -> Line:
     """The shared model that `train` gives, which is that of the recipe."""
 
     def start(federation: Federation) -> Start:
-        pi = prior(federation, recipe.algorithm.aggregation) if federation.classes else None
+        pi = None
+        if federation.classes:
+            pi = trained_under(recipe.algorithm, prior(federation, recipe.algorithm.aggregation))
         return Start(for_all(train(federation), federation.clients), pi)
 
     return Line("global", start)
