@@ -22,6 +22,9 @@ from pfedme.personalization.finished import (
 from pfedme.report.columns import columns_of, write_columns
 from pfedme.report.html.newcomers import newcomers_report
 from pfedme.report.html.page import NAME, report
+from pfedme.runs.folder import Folder
+from pfedme.runs.plan import read_plan
+from pfedme.training.compare import Comparison, summed_up
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +77,22 @@ def offer(
     if out and levels:
         write_newcomers(out, levels)
     return Offer(how, federation, found, levels)
+
+
+def let_clients_choose(out: Path, watch: Watch = lambda *_: None) -> Comparison | None:
+    """Lets the clients of a finished comparison choose their own models, where that is still to be done, and
+    sums it up again; None if there is nothing to do."""
+    folders = [out / job["folder"] for job in read_plan(out)]
+    left = [
+        folder
+        for folder in folders
+        for record in [Folder(folder).read()]
+        if record.get("final") and left_to_do(folder, record["config"])[0]
+    ]
+    for folder in left:
+        offer(FinishedRun.open(folder), out=folder, held_out=False, watch=watch)
+        report([folder], folder / NAME, force=True)
+    return summed_up(out) if left else None
 
 
 def write_page(run: Path, out: Path, newcomers: Source | None) -> None:
