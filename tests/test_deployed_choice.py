@@ -100,7 +100,7 @@ def simulated(tables: Path, algorithm: Algorithm, model: Description) -> tuple[F
     ("algorithm", "model", "quantity"),
     [
         (LabelPrior(**QUICK), MLR(), False),
-        (FedAvg(**QUICK), MLR(), True),
+        pytest.param(FedAvg(**QUICK), MLR(), True, marks=pytest.mark.slow),
         pytest.param(IFCA(clusters=2, warmup=1, **QUICK), MLR(), False, marks=pytest.mark.slow),
         pytest.param(Ditto(lam=1.0, **QUICK), MLR(), True, marks=pytest.mark.slow),
         pytest.param(PFedMe(lam=5.0, K=3, alpha=0.01, **QUICK), MLR(), False, marks=pytest.mark.slow),
@@ -153,8 +153,6 @@ def test_the_server_learns_nothing_of_the_choice(tmp_path: Path):
         plan = plan_for(FedAvg(aggregation="samples", **QUICK), clients=2, eval_every=1)
         out = deployed(folder, plan, room)
         assert {line["rows"] for line in ledger(out)} == {"60"}
-        for client in room.clients.values():
-            choose(client)
         sent.append([(kind, name, _shape(told.words), sorted(told.arrays)) for kind, name, told in room.sent])
     assert sent[0] == sent[1]
 
@@ -201,6 +199,7 @@ def test_a_client_that_was_stopped_chooses_later_without_a_server(
     assert load(other.state / "model").origin["which"] == "personal"
 
 
+@pytest.mark.slow
 def test_a_choice_needs_the_rows_of_the_run(tmp_path: Path):
     room = choosers(tmp_path, clients=2)
     deployed(tmp_path, plan_for(FedAvg(**QUICK), clients=2), room)
@@ -214,6 +213,7 @@ def test_a_choice_needs_the_rows_of_the_run(tmp_path: Path):
     assert choose(client)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", [Ditto(lam=1.0, **QUICK)], ids=["ditto"])
 def test_what_is_kept_stays_kept_when_clients_and_server_are_restarted(algorithm: Algorithm, tmp_path: Path):
     """A client that is missing stops the run; it comes back with other options, which do not count now."""
@@ -283,6 +283,7 @@ def test_a_run_that_began_without_a_choice_has_none(tmp_path: Path):
     assert not (room.clients["east"].state / "choice.json").exists()
 
 
+@pytest.mark.slow
 def test_a_client_without_test_rows_chooses_too(tmp_path: Path):
     room = choosers(tmp_path, clients=2)
     for name, client in room.clients.items():

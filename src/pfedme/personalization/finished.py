@@ -78,6 +78,9 @@ class FinishedRun:
     """The global model; if the algorithm has none, that of FedAvg."""
     improving: bool = False
     """Whether its loss was still falling when it ended."""
+    trained_alone: tuple[Recipe, bool] | None = None
+    """How its clients train alone, and whether their losses are still falling then; if None, they find
+    out."""
 
     @classmethod
     def open(cls, path: Path) -> FinishedRun:
@@ -152,7 +155,8 @@ class FinishedRun:
         """A function that trains each client of a federation alone, with the number of rounds and the l2 that
         are best on validation rows; and whether the losses were still falling then."""
         s = self.simulation
-        recipe, improving = alone_recipe(s.model, federation, s.seed, self.run.budget)
+        known = self.trained_alone if federation is s.federation else None
+        recipe, improving = known or alone_recipe(s.model, federation, s.seed, self.run.budget)
         return recipe.personal, improving
 
     def encoded(self, source: Source) -> Federation:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +17,8 @@ from pfedme.engine.differences import Differences
 from pfedme.engine.label_shift import frequencies, prior
 from pfedme.engine.simulate import Simulation, State
 from pfedme.errors import Diverged
-from pfedme.training.pilot import pilot, with_l2
+from pfedme.runs.run import Run
+from pfedme.training.pilot import chooses_l2, pilot, with_l2
 
 WARMUP = 0.25
 """The share of the rounds after which clusters are formed; at most as many rounds as IFCA's default."""
@@ -103,6 +105,18 @@ def alone_recipe(model: Model, federation: Federation, seed: int, budget: int) -
         found.algorithm, model, federation.clients, seed, found.rounds, found.quarter_at, found.l2
     )
     return recipe, not found.converged
+
+
+def recipe_of(record: dict[str, Any], model: Model, clients: int) -> tuple[Recipe, bool] | None:
+    """How each client was trained in a run of `alone` with this record, and whether the losses were still
+    falling then; None if the record does not say with which l2."""
+    run, auto = Run.from_json(record["config"]), record.get("auto") or {}
+    algorithm = dataclasses.replace(run.algorithm, **auto.get("steps", {}))
+    l2 = np.array(auto["l2"]) if "l2" in auto else None
+    if chooses_l2(algorithm) and (l2 is None or len(l2) != clients):
+        return None
+    recipe = Recipe(algorithm, model, clients, run.seed, run.rounds, run.quarter_at, l2)
+    return recipe, bool(auto.get("improving"))
 
 
 def clusters_in(found: Differences | None) -> int:
