@@ -196,3 +196,97 @@ def test_a_finished_comparison_can_be_shown_again(tmp_path: Path, capsys: pytest
     first = capsys.readouterr().out
     assert main(["resume", str(tmp_path)]) == 0
     assert capsys.readouterr().out == first
+
+
+# --- the models that clients choose
+
+
+CHOOSING = ("--personalize", "auto:steps=5,folds=2")
+
+
+def personalized(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "personalized.json").read_text())
+
+
+@pytest.mark.parametrize("seeds", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_the_models_that_clients_choose_are_a_row_of_the_table(
+    seeds: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    argv = ["compare", "alone:l2=model", "fedavg", "pfedme", *TINY, *GIVEN, *CHOOSING]
+    assert main([*argv, "--seeds", str(seeds), "--out", str(tmp_path)]) == 0
+    found = [personalized(tmp_path / "fedavg" / f"seed-{k}") for k in range(seeds)]
+    assert not (tmp_path / "pfedme/seed-0/personalized.json").exists(), "the first shared model is enough"
+    accuracy = [one["methods"]["recommended"]["accuracy"] for one in found]
+    row = table(tmp_path)["recommended", "personal"]
+    assert float(row["mean"]) == pytest.approx(np.mean(accuracy), abs=1e-6)
+    assert int(row["seeds"]) == seeds
+    document = json.loads((tmp_path / "compare.json").read_text())
+    assert document["recommended"]["from"] == "fedavg"
+    assert [one["accuracy"] for one in document["recommended"]["seeds"]] == accuracy
+    assert [one["gain"] for one in document["recommended"]["seeds"]] == [one["gain"] for one in found]
+    verdict = document["verdict"]
+    assert (verdict["joined"], verdict["seeds"]) == ("the models that clients choose", seeds)
+    gains = [one["gain"]["alone"]["mean"] for one in found]
+    assert verdict["gain"] == pytest.approx(np.mean(gains), abs=1e-6)
+    # Clients train alone as in the comparison's own run.
+    alone = [record(tmp_path / "alone" / f"seed-{k}")["final"]["personal"] for k in range(seeds)]
+    for one, run in zip(found, alone, strict=True):
+        assert one["methods"]["alone"]["accuracy"] == pytest.approx(run["accuracy"])
+    printed = capsys.readouterr().out
+    assert "recommended: what each client chooses on validation rows, from fedavg's shared model" in " ".join(
+        printed.split()
+    )
+    assert ("95 % interval" in printed.split("recommended: ")[1].split("Cannot")[0]) == (seeds == 1)
+
+
+@pytest.mark.slow
+def test_alone_has_the_l2_that_its_clients_chose(tmp_path: Path):
+    argv = ["compare", "fedavg", "alone", *TINY, *GIVEN, *CHOOSING, "--out", str(tmp_path)]
+    assert main(argv) == 0
+    run = record(tmp_path / "alone/seed-0")
+    assert len(run["auto"]["l2"]) == 4
+    got = personalized(tmp_path / "fedavg/seed-0")["methods"]["alone"]["accuracy"]
+    assert got == pytest.approx(run["final"]["personal"]["accuracy"])
+
+
+@pytest.mark.slow
+def test_a_choice_that_was_interrupted_is_made_when_the_comparison_is_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    argv = ["compare", "fedavg", "alone:l2=model", *TINY, *GIVEN, *CHOOSING]
+    assert main([*argv, "--out", str(tmp_path / "calm")]) == 0
+
+    def stopped(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    out = tmp_path / "stopped"
+    with monkeypatch.context() as now:
+        now.setattr("pfedme.personalization.afterwards.offer", stopped)
+        assert main([*argv, "--out", str(out)]) == 130
+    assert ("recommended", "personal") not in table(out)
+    assert main(["resume", str(out)]) == 0
+    assert (out / "compare.csv").read_text() == (tmp_path / "calm/compare.csv").read_text()
+
+
+@pytest.mark.slow
+def test_quantities_have_the_row_too(tmp_path: Path):
+    rng = np.random.default_rng(0)
+    x, who = rng.normal(size=60), np.repeat(["a", "b", "c"], 20)
+    y = 2 * x + 0.1 * rng.normal(size=60)
+    lines = [f"{c},{a:.4f},{b:.4f}" for c, a, b in zip(who, x, y, strict=True)]
+    (tmp_path / "rows.csv").write_text("\n".join(["who,x,y", *lines]) + "\n")
+    given = ["--data", str(tmp_path / "rows.csv"), "--client", "who", "--label", "y", "--rounds", "3"]
+    argv = ["compare", "fedavg", "alone:l2=model", *given, "--R", "2", *GIVEN, *CHOOSING]
+    assert main([*argv, "--out", str(tmp_path / "out")]) == 0
+    row = table(tmp_path / "out")["recommended", "personal"]
+    want = personalized(tmp_path / "out/fedavg/seed-0")["methods"]["recommended"]["r2"]
+    assert (float(row["mean"]), row["rmse"], row["metric"]) == (pytest.approx(want, abs=1e-6), "", "r2")
+
+
+def test_without_a_shared_model_there_is_nothing_to_choose_from(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    argv = ["compare", "alone", "pooled", *TINY, *CHOOSING, "--out", str(tmp_path / "out")]
+    assert main(argv) == 2
+    assert "add fedavg" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

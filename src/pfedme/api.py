@@ -16,12 +16,12 @@ from pfedme.core.models import Description, Model
 from pfedme.data import Source
 from pfedme.engine.choices import Personalize
 from pfedme.errors import InputError
-from pfedme.personalization.afterwards import Offer, offer, write_page
+from pfedme.personalization.afterwards import Offer, let_clients_choose, offer, write_page
 from pfedme.personalization.finished import FinishedRun
 from pfedme.report.html.page import NAME, report
 from pfedme.report.tables import header, rows
 from pfedme.runs.run import Run
-from pfedme.training.compare import Comparison
+from pfedme.training.compare import Comparison, with_choice
 from pfedme.training.compare import compare as carry_out_comparison
 from pfedme.training.execute import execute
 from pfedme.training.execution import Progress, Result
@@ -107,10 +107,14 @@ def compare(
     seed: int = 0,
     eval_every: int | None = None,
     eval_clients: int | None = None,
+    personalize: Personalize | str | bool | None = None,
     out: os.PathLike[str] | str | None = None,
     force: bool = False,
 ) -> Compared:
     """Trains several algorithms on the same data, as `pfedme compare` does; `out` is a folder for results.
+
+    With `personalize="auto"`, clients choose their own models from what the first algorithm with a shared
+    model offers; the table has them as `recommended`.
 
     >>> import pfedme
     >>> compared = pfedme.compare(["fedavg", "alone"], "synthetic:clients=5,rows=60", rounds=3, budget=6)
@@ -127,7 +131,9 @@ def compare(
         for algorithm in algorithms
     ]  # fmt: skip
     with _folder(out) as folder:
-        found = carry_out_comparison(runs, arguments.count("seeds", seeds), folder, force=force)
+        chosen = with_choice(runs, arguments.how(personalize))
+        found = carry_out_comparison(chosen, arguments.count("seeds", seeds), folder, force=force)
+        found = let_clients_choose(folder) or found
         report([folder], folder / NAME, force=True)
         verdict = arguments.read_verdict(folder)
     return Compared(found.records, verdict, _text(found), found.failures)

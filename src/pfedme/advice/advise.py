@@ -184,7 +184,7 @@ def advise(
     tried = sorted([honest if t is alone else t for t in trials.best()], key=lambda t: t.loss or 0.0)
     advised = Advice(
         run, federation, found, tried, chosen, verdict, method,
-        _command(run, trial), _deployed(run, chosen, method, trial, federation), left,
+        _command(run, trial), _deployed(run, method, trial, federation), left,
         trials.seconds + time.monotonic() - began,
     )  # fmt: skip
     _write(advised, simulation, how, out)
@@ -264,18 +264,15 @@ def _command(run: Run, trial: Trial) -> str:
     return full.command()
 
 
-def _deployed(run: Run, found: Personalized, method: str, trial: Trial, federation: Federation) -> list[str]:
-    """The commands for a real federation with the same method."""
+def _deployed(run: Run, method: str, trial: Trial, federation: Federation) -> list[str]:
+    """The commands for a real federation with the same method, in which clients choose their models."""
     if method == ALONE:
         return []
-    lam = found.lam[np.isfinite(found.lam) & (found.lam > 0)]
     name, options = trial.algorithm.name, ""
     if method == "label-prior":
         name = "label-prior"
     elif isinstance(trial.algorithm, IFCA):
         options = f" --clusters {trial.algorithm.clusters}"
-    elif method == trial.method and len(lam) > found.clients / 2:
-        name, options = "ditto", f" --lam {float(np.median(lam)):g}"
     named = isinstance(run.data, Table) and run.data.label
     label = f" --label {run.data.label}" if isinstance(run.data, Table) and named else ""
     return [
@@ -283,7 +280,7 @@ def _deployed(run: Run, found: Personalized, method: str, trial: Trial, federati
         "pfedme keys --server HOST --add NAME.pub ... -o keys",
         f"pfedme server --algorithm {name}{options} --model {name_of(run.model, MODELS)} "
         f"--rounds {trial.rounds} --min-clients {federation.clients} --keys keys --out runs/federation",
-        f"pfedme client --server HOST:PORT --data TABLE{label} --keys NAME --state state",
+        f"pfedme client --server HOST:PORT --data TABLE{label} --keys NAME --state state --personalize auto",
     ]
 
 

@@ -36,6 +36,11 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="tell the server how many rows the models predict correctly",
     )
+    made.add_argument(
+        "--personalize", metavar="HOW",
+        help="auto, or auto:folds=5,...: keep a part of the rows out of training and choose by them when the "
+        "run is over: the shared model, one near it, or one trained alone; the server is not told",
+    )  # fmt: skip
     add_trust(made, "folder with this client's key, from 'pfedme keys --own', and the server's ca.crt")
     made.add_argument(
         "--wait", type=float, default=86400.0, metavar="SECONDS",

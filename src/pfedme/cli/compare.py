@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from pfedme.cli.options import new_parser, parsed
+from pfedme.arguments import how
+from pfedme.cli.options import PERSONALIZE, new_parser, parsed
 from pfedme.cli.training import add_hyperparameters, add_recorded_training, algorithm_names, new_folder, runs
 from pfedme.errors import InputError
 
@@ -13,6 +14,7 @@ an option applies to every algorithm that has it; NAME:field=value,... sets one 
 
 examples:
   pfedme compare pfedme fedavg alone --data synthetic --rounds 200 --eta 0.01 --seeds 5
+  pfedme compare fedavg pfedme alone --data mnist --personalize auto
   pfedme compare pfedme:lam=20,beta=2 pfedme:lam=5,beta=2 fedavg:eta=0.02 --data mnist"""
 
 
@@ -25,6 +27,10 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--seeds", type=int, metavar="N", default=1, help="repetitions with seeds --seed, --seed + 1, ... (1)"
     )
+    made.add_argument(
+        "--personalize", metavar="HOW",
+        help=f"{PERSONALIZE}; the first algorithm with a shared model offers it, and 'recommended' shows it",
+    )  # fmt: skip
     add_hyperparameters(made)
     return made
 
@@ -42,10 +48,11 @@ def carry_out(argv: list[str]) -> int:
     from pfedme.cli.screen.federations import print_notes
     from pfedme.engine.devices import keep_compiled_programs
     from pfedme.runs.run import load
-    from pfedme.training.compare import compare
+    from pfedme.training.compare import compare, with_choice
     from pfedme.training.track import parse_trackers
 
     keep_compiled_programs()
+    described = with_choice(described, how(args.personalize or None))
     track = parse_trackers(args.track)
     rounds = [run.rounds for run in described]
     with Bar(total=sum(rounds) * args.seeds if all(rounds) else None) as bar:

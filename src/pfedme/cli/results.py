@@ -12,7 +12,7 @@ from pfedme.cli.screen.bars import Steps
 from pfedme.cli.screen.federations import print_notes
 from pfedme.cli.screen.personalization import print_newcomers, print_offer
 from pfedme.cli.screen.runs import print_comparison, print_run
-from pfedme.personalization.afterwards import Offer, left_to_do, offer, write_page
+from pfedme.personalization.afterwards import Offer, left_to_do, let_clients_choose, offer, write_page
 from pfedme.personalization.finished import FinishedRun
 from pfedme.report.html.page import NAME, report
 from pfedme.training.track import keep
@@ -61,11 +61,15 @@ def print_offered(offered: Offer, out: Path) -> None:
 
 
 def show_comparison(comparison: Comparison, out: Path, *, as_json: bool) -> int:
-    """Prints a finished comparison; the exit status shows whether all of its runs have a result."""
+    """Prints a finished comparison, after its clients have chosen their models if requested; the exit status
+    shows whether all of its runs have a result."""
+    with rest_is_done_by(["resume", str(out)]), Steps() as steps:
+        comparison = let_clients_choose(out, steps) or comparison
     report([out], out / NAME, force=True)
     if as_json:
         verdict = {"verdict": comparison.verdict.to_json()} if comparison.verdict else {}
-        print(json.dumps({"out": str(out), "results": comparison.finals, **verdict}))
+        chosen = {"recommended": comparison.recommended.to_json()} if comparison.recommended else {}
+        print(json.dumps({"out": str(out), "results": comparison.finals, **verdict, **chosen}))
     else:
         print_comparison(comparison, out)
     for reason in comparison.failures:

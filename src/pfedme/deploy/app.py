@@ -22,9 +22,11 @@ from pfedme.core.spec import build, field_types
 from pfedme.data.schema import listed
 from pfedme.data.table import OPTIONS, Table
 from pfedme.deploy.channel import Enough, never
+from pfedme.deploy.choosing import choose, sentences
 from pfedme.deploy.client import SCORES, Client
 from pfedme.deploy.config import plan_of
 from pfedme.deploy.door import write_limit
+from pfedme.deploy.ending import parse_choice, pinned_line
 from pfedme.deploy.log import MARK, one_line
 from pfedme.deploy.messages import GONE, STARTED_OVER, Content, Kind, Refusal, Reply, Words
 from pfedme.deploy.policy import LONGEST_TEXT, Policy
@@ -69,7 +71,8 @@ def client_of(config: Mapping[str, Any], run: str) -> Client:
     limits = {name: config[key] for name in field_types(Policy) if (key := name.replace("_", "-")) in config}
     policy = build(Policy, limits, "the client's policy").checked()
     share = bool(config.get("share-metrics", False))
-    return Client(table, Path(str(config["state-dir"])), share, policy, run)
+    how = parse_choice(str(config.get("personalize", "")))
+    return Client(table, Path(str(config["state-dir"])), share, policy, run, how)
 
 
 def say(line: str) -> None:
@@ -123,6 +126,8 @@ def bound(own: Client, asked: Content) -> Content:
     if sha := content.words.get("bound"):
         names = listed(asked.words["agreement"]["names"], quote=False)
         say(f"Bound by the agreement of {names}; its SHA-256 is {sha}.")
+        if line := pinned_line(own.pins.bound(sha), own.personalize):
+            say(line)
     return content
 
 
@@ -144,6 +149,9 @@ def finished(own: Client, asked: Content) -> Content:
     content = own.finish(asked)
     if asked.words.get("last") is True:
         say(scores_line(json.loads((own.state / SCORES).read_text())))
+        if not own.pins.supervised:  # otherwise `pfedme client` chooses, after the reply
+            for line in sentences(choose(own) or {}):
+                say(line)
     return content
 
 

@@ -22,19 +22,21 @@ import numpy as np
 from pfedme import __version__
 from pfedme.algorithms.base import Models
 from pfedme.core.models import Model
-from pfedme.core.tree import Params, from_vectors, to_vectors, vector_shapes
+from pfedme.core.tree import Params, from_vectors, leaves, to_vectors, vector_shapes
 from pfedme.data.federation import Federation, Part
 from pfedme.data.fitting import Told
 from pfedme.data.hashing import ids_of_names
 from pfedme.data.schema import Schema
 from pfedme.data.table import Table
 from pfedme.deploy.agreement import to_words
+from pfedme.deploy.ending import KEPT, Ending, how_pinned, to_pin, why_not
 from pfedme.deploy.log import one_line
 from pfedme.deploy.memory import Memory
 from pfedme.deploy.messages import SHARED, STARTED_OVER, Content, Refusal, Words, misfit
 from pfedme.deploy.pins import Pins
 from pfedme.deploy.plan import Plan, built, offered
 from pfedme.deploy.policy import LONGEST_TEXT, Policy
+from pfedme.engine.choices import Personalize
 from pfedme.engine.evaluation import Evaluation
 from pfedme.engine.exchange import Exchange, exchange, first_state
 from pfedme.engine.metrics import Scores
@@ -45,9 +47,10 @@ from pfedme.files import atomic_write, writing
 
 MODEL = "model"
 """The folder with the client's model, in its state folder."""
-DONE, REFUSED, SCORES = "done", "refused.json", "scores.json"
+DONE, REFUSED, SCORES, CHOICE = "done", "refused.json", "scores.json", "choice.json"
 """Files in the state folder. The first two hold the server's last message: that the run is over, or why the
-client cannot take part. The third has the scores of the client's models."""
+client cannot take part. The third has the scores of the client's models, the last which model it has chosen
+and why."""
 MOST_CLIENTS = 1_000_000
 
 
@@ -65,6 +68,8 @@ class Client:
     """What a server may ask for."""
     run: str = ""
     """The number of the run in Flower, if only Flower knows when a run begins."""
+    personalize: Personalize | None = None
+    """How it chooses its model when the run is over; if None, it keeps the algorithm's."""
 
     @property
     def pins(self) -> Pins:
@@ -113,7 +118,8 @@ class Client:
         self.policy.check_schema(bound.schema, self._told(rows))
         self.policy.check_size(bound.numbers)
         self.policy.check_table(rows, (), bound.plan)
-        return Content({"bound": self.pins.bind(agreement, self.table.pinned().fingerprint)}, {})
+        own = to_pin(self.personalize, rows, bound.plan, self.policy)
+        return Content({"bound": self.pins.bind(agreement, self.table.pinned().fingerprint, own)}, {})
 
     def train(self, asked: Content) -> Content:
         """The client's part of a round; the personal model stays here."""
@@ -126,17 +132,26 @@ class Client:
         return Content(rows | task.told, to_vectors(update.upload))
 
     def finish(self, asked: Content) -> Content:
-        """Makes the models in response to w; they stay here, as do their scores unless they may be shared."""
+        """Makes the models in response to w; they stay here, as do their scores unless they may be shared.
+
+        A client that chooses its model does so afterwards (`choosing.choose`), from what is kept here.
+        """
         task = Task(self, asked, train=False)
         simulation = task.simulation
         stacked, info = simulation.reply_models(task.t, task.sent, task.kept)
-        evaluation = simulation.score(task.t, task.shared, stacked, info, np.zeros(1, int))
+        # On all training rows, so that counts do not show whether some are kept for the client's choice.
+        evaluation = task.whole.score(task.t, task.shared, stacked, info, np.zeros(1, int))
         models = Models(*(None if model is None else model[0] for model in stacked))
         entry = evaluation.entry()
         with writing(self.state):
             atomic_write(self.state / SCORES, json.dumps(entry, indent=1) + "\n")
             if asked.words.get("last") is True:
                 self.keep(task, models)
+                (self.state / CHOICE).unlink(missing_ok=True)
+                why = why_not(task.pinned, self.personalize)
+                if task.how or why:
+                    arrays = asked.arrays | leaves(KEPT, task.kept)
+                    Ending(task.pinned, task.t, arrays, why).save(self.state)
                 self.pins.end()
                 atomic_write(self.state / DONE, f"{task.t}\n")
         scores = {"scores": scores_told(evaluation, task.federation)} if self.share_metrics else {}
@@ -226,18 +241,21 @@ class Task:
             raise Refusal(f"the plan has no round {str(t)[:20]}")
         shared, sent = received(asked.arrays, bound)
         try:
-            table = dataclasses.replace(client.table, fingerprint=pinned["fingerprint"]).pinned()
+            self.federation = rows_of(client, bound, pinned["fingerprint"])
         except InputError:
             raise Refusal("its rows have changed since the agreement; restore them") from None
-        federation = table.load(bound.schema)
+        self.pinned, self.how = pinned, how_pinned(pinned)
+        """What binds the client, and how it chooses its model when the run is over."""
+        self.whole = simulation_of(client, bound, self.federation, pinned["secret"])
+        """The client with all its training rows,"""
+        self.simulation = self.whole
+        """and with those that it trains on."""
+        if self.how:
+            part = self.federation.hold_out(0, self.how.folds)
+            self.simulation = simulation_of(client, bound, part, pinned["secret"])
         columns = [column.name for column in bound.schema.columns]
-        client.policy.check_table(int(federation.n_train[0]), columns, bound.plan)
-        self.federation: Federation = dataclasses.replace(federation, ids=np.array([bound.id], np.uint32))
-        self.simulation = Simulation(
-            bound.plan.algorithm, bound.model, self.federation, cohort=1, seed=bound.plan.seed,
-            key=secret_key(pinned["secret"]) if client.policy.batch_key == "secret" else None,
-            total=bound.clients,
-        )  # fmt: skip
+        trained = int(self.simulation.federation.n_train[0])
+        client.policy.check_table(trained, columns, bound.plan)
         client.pins.enter(pinned["sha256"], t, asked.arrays, train=train)
         self.t, self.sent = t, from_vectors(sent, bound.exchange.sent)
         """The round, and what the server has sent."""
@@ -255,6 +273,20 @@ class Task:
         """What the client has kept since its last part."""
         self.told: Words = {STARTED_OVER: True} if self.memory.started_over else {}
         """What the server is told about that."""
+
+
+def rows_of(client: Client, bound: Bound, fingerprint: str) -> Federation:
+    """The client's rows as numbers; raises an error if they are no longer those with this fingerprint."""
+    table = dataclasses.replace(client.table, fingerprint=fingerprint).pinned()
+    return dataclasses.replace(table.load(bound.schema), ids=np.array([bound.id], np.uint32))
+
+
+def simulation_of(client: Client, bound: Bound, federation: Federation, secret: str) -> Simulation:
+    """The client's part of the run with the training rows of a federation, which are its own."""
+    return Simulation(
+        bound.plan.algorithm, bound.model, federation, cohort=1, seed=bound.plan.seed,
+        key=secret_key(secret) if client.policy.batch_key == "secret" else None, total=bound.clients,
+    )  # fmt: skip
 
 
 def received(arrays: Mapping[str, np.ndarray], bound: Bound) -> tuple[dict[str, np.ndarray], ...]:

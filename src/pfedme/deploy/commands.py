@@ -6,7 +6,7 @@ import argparse
 import ipaddress
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +14,16 @@ from pfedme.algorithms import Algorithm
 from pfedme.core.models import parse_model
 from pfedme.core.spec import build, field_types
 from pfedme.data.table import OPTIONS, Table
-from pfedme.deploy import keys, serve, supervise_client
+from pfedme.deploy import choosing, ending, keys, serve, supervise_client
 from pfedme.deploy.client import MODEL, Client
 from pfedme.deploy.config import config_of
 from pfedme.deploy.console import told_lines
-from pfedme.deploy.messages import Refusal, sha256
+from pfedme.deploy.ending import parse_choice
+from pfedme.deploy.messages import Refusal, Words, sha256
 from pfedme.deploy.plan import OWN, PORT, Plan
 from pfedme.deploy.policy import Policy, read_policy
 from pfedme.deploy.processes import joined, parse_address
+from pfedme.engine.devices import keep_compiled_programs
 from pfedme.errors import InputError
 
 KEYS = Path("keys")
@@ -95,37 +97,60 @@ def client(args: argparse.Namespace) -> int:
     host, port = parse_address(args.server, "--server")
     if args.insecure and args.keys:
         raise InputError("--insecure means without keys; leave out one of --insecure and --keys.")
-    own = None
+    own_keys = None
     if args.insecure:
         _refuse_open(host, args, "--server")
     else:
-        own = keys.client_keys((args.keys or KEYS).absolute())
+        own_keys = keys.client_keys((args.keys or KEYS).absolute())
     given = {
         field: value for field in OPTIONS if (value := getattr(args, f"table_{field}", None)) is not None
     }
-    name = args.name or (own.name if own else Path(args.data).stem)
+    name = args.name or (own_keys.name if own_keys else Path(args.data).stem)
     keys.folder_name(name)
     table = build(Table, {**given, "path": args.data, "owner": name}, "the table")
     limits = {field: value for field in field_types(Policy) if (value := getattr(args, field)) is not None}
     policy = read_policy(Path(args.data), limits)
+    how = parse_choice(args.personalize)
+    own = Client(table, args.state, args.share_metrics, policy, personalize=how)
     rows = table.load()
     try:
-        told = Client(table, args.state, policy=policy).told
+        told = own.told
     except Refusal as refusal:
         raise InputError(f"This client cannot take part: {refusal}.") from None
     joining = supervise_client.Joining(
-        joined(host, port), table, args.state, own, args.share_metrics, policy, args.wait
+        joined(host, port), table, args.state, own_keys, args.share_metrics, policy, how, args.wait
     )  # fmt: skip
     say = supervise_client.console
     train, test = int(rows.n_train.sum()), int(rows.n_test.sum())
     with supervise_client.at_work(args.state):
-        say(f"{args.data}: {train:,} rows to train on, {test:,} to test on; they stay here.")
-        print("\n".join(told_lines(told, policy)), file=sys.stderr, flush=True)
-        supervise_client.supervise(joining, say)
-    say("The run is over.")
+        if (args.state / ending.FILE).exists():
+            say("The last run is over, but its model has not been chosen yet; no server is needed for that.")
+        else:
+            say(f"{args.data}: {train:,} rows to train on, {test:,} to test on; they stay here.")
+            print("\n".join(told_lines(told, policy)), file=sys.stderr, flush=True)
+            supervise_client.supervise(joining, say)
+            say("The run is over.")
+        for line in choosing.sentences(_chosen(own, say) or {}):
+            say(line)
     print(f"The model is in {args.state / MODEL}. To use it:")
     print(f"  pfedme predict {shlex.quote(str(args.state / MODEL))} --data TABLE -o predictions.csv")
     return 0
+
+
+def _chosen(own: Client, say: Callable[[str], None]) -> Words | None:
+    """The client's choice, if it is still to be made, with a line for each step of it."""
+    keep_compiled_programs()
+    steps = {
+        "alone": "Training alone, to compare.",
+        "choice": "Choosing by the rows that were kept out of training.",
+        "models": "Fitting the models to all training rows.",
+    }
+
+    def watch(step: str, done: int, of: int) -> None:
+        if done < of:
+            say(steps[step])
+
+    return choosing.choose(own, watch)
 
 
 def _refuse_open(host: str, args: argparse.Namespace, option: str) -> None:

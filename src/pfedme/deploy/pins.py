@@ -2,7 +2,8 @@
 
     plan.json         the plan that a server offered, its SHA-256, and whether the owner has approved it
     agreement.json    the plan with the columns, classes, scaling and clients that were agreed on, the SHA-256
-                      of all that, the fingerprint of the table, a secret, and whether the run is over
+                      of all that, the fingerprint of the table, a secret, whether the run is over, and
+                      whether the client keeps rows for the choice of its model
     rounds.json       the last round that was answered, and the SHA-256 of what was sent in it
 
 A plan is binding until the client is restarted, and an agreement permanently once a round of it was answered.
@@ -43,6 +44,11 @@ class Pins:
                     (self.state / name).unlink(missing_ok=True)
             atomic_write(self.state / SESSION, secrets.token_hex(8))
 
+    @property
+    def supervised(self) -> bool:
+        """Whether `pfedme client` was started with this state folder, and not one of Flower's programs."""
+        return (self.state / SESSION).exists()
+
     def offered(self) -> Words | None:
         """The plan that a server has offered since the client was started, with `approved`."""
         found = self._read(PLAN)
@@ -78,8 +84,9 @@ class Pins:
                 raise InputError("The offered plan is not the one that was shown; start again.")
             self._write(PLAN, {**found, "approved": True, "asked": True})
 
-    def bind(self, agreement: Words, fingerprint: str) -> str:
-        """Binds the client to an agreement about a table with this fingerprint; returns its hash.
+    def bind(self, agreement: Words, fingerprint: str, own: Words) -> str:
+        """Binds the client to an agreement about a table with this fingerprint, and to decisions of its `own`
+        that hold for the whole run; returns the agreement's hash.
 
         Raises a refusal if the client has answered a round of another one.
         """
@@ -97,6 +104,7 @@ class Pins:
                 )
             words = {"sha256": sha, "fingerprint": fingerprint, "over": False, "session": self._session()}
             words |= {"id": secrets.token_hex(8), "secret": secrets.token_hex(8), "agreement": agreement}
+            words |= own
             self._write(AGREEMENT, words)
         return sha
 

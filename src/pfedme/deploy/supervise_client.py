@@ -17,6 +17,7 @@ import tomli_w
 from pfedme.data.table import OPTIONS, Table, joined
 from pfedme.deploy.client import DONE, REFUSED
 from pfedme.deploy.console import plan_lines
+from pfedme.deploy.ending import choice_text
 from pfedme.deploy.flower import FOREIGN, MOST_BYTES, command
 from pfedme.deploy.intake import TURNED_OUT
 from pfedme.deploy.keys import ClientKeys
@@ -24,6 +25,7 @@ from pfedme.deploy.log import MARK
 from pfedme.deploy.pins import Pins
 from pfedme.deploy.policy import Policy
 from pfedme.deploy.processes import SupervisedProcess, free_port, private_home
+from pfedme.engine.choices import Personalize
 from pfedme.errors import InputError, RunError
 from pfedme.files import alone, writing
 
@@ -47,6 +49,8 @@ class Joining:
     """None without TLS and keys."""
     share_metrics: bool
     policy: Policy
+    personalize: Personalize | None
+    """How the client chooses its model when the run is over."""
     wait: float
     """Seconds to wait for a server that does not answer."""
 
@@ -72,6 +76,7 @@ class Joining:
             "data": str(Path(table.path).absolute()),
             "state-dir": str(self.state.absolute()),
             "share-metrics": self.share_metrics,
+            **({"personalize": choice_text(self.personalize)} if self.personalize else {}),
         }
 
 

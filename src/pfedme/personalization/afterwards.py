@@ -19,9 +19,13 @@ from pfedme.personalization.finished import (
     write,
     write_newcomers,
 )
+from pfedme.personalization.lines import recipe_of
 from pfedme.report.columns import columns_of, write_columns
 from pfedme.report.html.newcomers import newcomers_report
 from pfedme.report.html.page import NAME, report
+from pfedme.runs.folder import Folder
+from pfedme.runs.plan import read_plan
+from pfedme.training.compare import Comparison, summed_up
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +78,27 @@ def offer(
     if out and levels:
         write_newcomers(out, levels)
     return Offer(how, federation, found, levels)
+
+
+def let_clients_choose(out: Path, watch: Watch = lambda *_: None) -> Comparison | None:
+    """Lets the clients of a finished comparison choose their own models, where that is still to be done, and
+    sums it up again; None if there is nothing to do.
+
+    If the comparison has a run of `alone` with the same seed, clients train alone as they did there.
+    """
+    records = {folder: Folder(folder).read() for job in read_plan(out) for folder in [out / job["folder"]]}
+    done = {folder: record for folder, record in records.items() if record.get("final")}
+    alone = {r["config"]["seed"]: r for r in done.values() if r["config"]["algorithm"]["name"] == "alone"}
+    left = [folder for folder, record in done.items() if left_to_do(folder, record["config"])[0]]
+    for folder in left:
+        finished = FinishedRun.open(folder)
+        if record := alone.get(finished.run.seed):
+            s = finished.simulation
+            known = recipe_of(record, s.model, s.federation.clients)
+            finished = dataclasses.replace(finished, trained_alone=known)
+        offer(finished, out=folder, held_out=False, watch=watch)
+        report([folder], folder / NAME, force=True)
+    return summed_up(out) if left else None
 
 
 def write_page(run: Path, out: Path, newcomers: Source | None) -> None:

@@ -18,7 +18,7 @@ import safetensors
 import safetensors.numpy
 
 from pfedme import __version__
-from pfedme.algorithms import IFCA, Alone
+from pfedme.algorithms import IFCA
 from pfedme.core.models import Model
 from pfedme.core.spec import to_json
 from pfedme.core.tree import Params
@@ -40,14 +40,15 @@ from pfedme.personalization.lines import (
     ON_THE_MENU,
     Clusters,
     Recipe,
+    alone_recipe,
     cluster_line,
     clusters_in,
     global_line,
     personal_line,
+    trained_under,
 )
 from pfedme.runs.folder import Folder, models_file
 from pfedme.runs.run import Run, load
-from pfedme.training.pilot import pilot
 
 NEWCOMER_ROWS = (5, 10, 20, 50, 100, 200, 400)
 """Numbers of training rows that newcomers are given, to see from how many on, and up to how many, joining
@@ -77,6 +78,9 @@ class FinishedRun:
     """The global model; if the algorithm has none, that of FedAvg."""
     improving: bool = False
     """Whether its loss was still falling when it ended."""
+    trained_alone: tuple[Recipe, bool] | None = None
+    """How its clients train alone, and whether their losses are still falling then; if None, they find
+    out."""
 
     @classmethod
     def open(cls, path: Path) -> FinishedRun:
@@ -150,13 +154,10 @@ class FinishedRun:
     def alone(self, federation: Federation) -> tuple[Callable[[Federation], Params], bool]:
         """A function that trains each client of a federation alone, with the number of rounds and the l2 that
         are best on validation rows; and whether the losses were still falling then."""
-        s, asked = self.simulation, Alone()
-        alone = Simulation(asked, s.model, federation, cohort=federation.clients, seed=s.seed)
-        found = pilot(asked, alone, budget=self.run.budget)
-        recipe = Recipe(
-            found.algorithm, s.model, federation.clients, s.seed, found.rounds, found.quarter_at, found.l2
-        )
-        return recipe.personal, not found.converged
+        s = self.simulation
+        known = self.trained_alone if federation is s.federation else None
+        recipe, improving = known or alone_recipe(s.model, federation, s.seed, self.run.budget)
+        return recipe.personal, improving
 
     def encoded(self, source: Source) -> Federation:
         """The federation of a source; a table's rows are encoded in the same way as the run's own table."""
@@ -193,7 +194,9 @@ class FinishedRun:
                 f"The newcomers' rows have label {unseen[0]}, which no client of the run has: a "
                 "label that the federation has never seen needs a new run."
             )
-        pi = prior(own, self.shared_recipe.algorithm.aggregation) if own.classes else None
+        algorithm, pi = self.shared_recipe.algorithm, None
+        if own.classes:
+            pi = trained_under(algorithm, prior(own, algorithm.aggregation))
         lines = [Line("global", lambda part: Start(for_all(self.w, part.clients), pi))]
         if self._clusters:
             lines.append(Line("cluster", self._clusters.start))

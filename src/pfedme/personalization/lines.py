@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
-from pfedme.algorithms import IFCA, Algorithm, FedAvg
+from pfedme.algorithms import IFCA, Algorithm, Alone, FedAvg, LabelPrior
 from pfedme.core.models import Model
 from pfedme.core.tree import Params
 from pfedme.data.federation import Federation
@@ -16,7 +17,8 @@ from pfedme.engine.differences import Differences
 from pfedme.engine.label_shift import frequencies, prior
 from pfedme.engine.simulate import Simulation, State
 from pfedme.errors import Diverged
-from pfedme.training.pilot import with_l2
+from pfedme.runs.run import Run
+from pfedme.training.pilot import chooses_l2, pilot, with_l2
 
 WARMUP = 0.25
 """The share of the rounds after which clusters are formed; at most as many rounds as IFCA's default."""
@@ -93,6 +95,30 @@ def _like(algorithm: Algorithm, other: Algorithm) -> Algorithm:
     return dataclasses.replace(other, **same)
 
 
+def alone_recipe(model: Model, federation: Federation, seed: int, budget: int) -> tuple[Recipe, bool]:
+    """How each client of a federation is trained alone, with the number of rounds and the l2 that are best on
+    validation rows; and whether the losses were still falling then."""
+    asked = Alone()
+    alone = Simulation(asked, model, federation, cohort=federation.clients, seed=seed)
+    found = pilot(asked, alone, budget=budget)
+    recipe = Recipe(
+        found.algorithm, model, federation.clients, seed, found.rounds, found.quarter_at, found.l2
+    )
+    return recipe, not found.converged
+
+
+def recipe_of(record: dict[str, Any], model: Model, clients: int) -> tuple[Recipe, bool] | None:
+    """How each client was trained in a run of `alone` with this record, and whether the losses were still
+    falling then; None if the record does not say with which l2."""
+    run, auto = Run.from_json(record["config"]), record.get("auto") or {}
+    algorithm = dataclasses.replace(run.algorithm, **auto.get("steps", {}))
+    l2 = np.array(auto["l2"]) if "l2" in auto else None
+    if chooses_l2(algorithm) and (l2 is None or len(l2) != clients):
+        return None
+    recipe = Recipe(algorithm, model, clients, run.seed, run.rounds, run.quarter_at, l2)
+    return recipe, bool(auto.get("improving"))
+
+
 def clusters_in(found: Differences | None) -> int:
     """The number of clusters into which clients clearly fall; 0 if something simpler explains how they
     differ."""
@@ -101,11 +127,21 @@ def clusters_in(found: Differences | None) -> int:
     return next(int(way.setting) for way in found.ways if way.kind == "a few kinds")
 
 
+def trained_under(algorithm: Algorithm, pi: np.ndarray) -> np.ndarray:
+    """The label frequencies that an algorithm's shared model was trained under, if those of the clients are π
+    on average: π, or equal ones if clients' frequencies enter already in training."""
+    if isinstance(algorithm, LabelPrior) and algorithm.form == "training":
+        return np.full_like(pi, 1 / len(pi))
+    return pi
+
+
 def global_line(train: Callable[[Federation], Params], recipe: Recipe) -> Line:
     """The shared model that `train` gives, which is that of the recipe."""
 
     def start(federation: Federation) -> Start:
-        pi = prior(federation, recipe.algorithm.aggregation) if federation.classes else None
+        pi = None
+        if federation.classes:
+            pi = trained_under(recipe.algorithm, prior(federation, recipe.algorithm.aggregation))
         return Start(for_all(train(federation), federation.clients), pi)
 
     return Line("global", start)

@@ -17,6 +17,7 @@ from pfedme.engine.verdict import PERCENT, Gains, Interval, Verdict, signed
 if TYPE_CHECKING:
     from pfedme.engine.personalized import Personalized
     from pfedme.personalization.finished import Level
+    from pfedme.runs.scores import Recommended
 
 KINDS = ("global", "local", "personal")
 Finals = Sequence[Mapping[str, Any]]
@@ -173,7 +174,10 @@ def comparison_csv(results: Mapping[str, Finals]) -> str:
             if value is None or half is None:
                 continue
             numbers = ["" if v is None else f"{v / what.scale:.6f}" for v in (*value, worst and worst[0])]
-            errors = [f"{np.mean([final[kind][key] for final in finals]):.6g}" for key in extra]
+            errors = []
+            for key in extra:
+                known = [final[kind][key] for final in finals if key in final[kind]]
+                errors.append(f"{np.mean(known):.6g}" if known else "")
             table.writerow(
                 [name, kind, *numbers, len(finals), *errors, f"{half[1] / what.scale:.6f}", what.key]
             )
@@ -185,7 +189,7 @@ def sentences(results: Mapping[str, Finals], verdict: Verdict | None = None) -> 
     what, said = measure(results), []
     if verdict and verdict.gaining is not None:
         said.append(f"{_clients_beyond(verdict.gaining, verdict.losing or 0, verdict.clients)}.")
-    together = [name for name in results if name not in ("alone", "pooled")]
+    together = [name for name in results if name not in ("alone", "pooled", "recommended")]
     if (alone := _best(results, ["alone"])) and (other := _best(results, together)):
         said.append(
             f"Over all test rows, training alone reaches {what.told(alone[0])}, and the best federated "
@@ -204,6 +208,25 @@ def sentences(results: Mapping[str, Finals], verdict: Verdict | None = None) -> 
     if max(map(len, results.values()), default=0) == 1:
         said.append("This is one seed; --seeds 5 shows how much depends on the seed.")
     return said
+
+
+def recommended_sentence(found: Recommended) -> str:
+    """What the models are that clients have chosen, and what they gain over the others that were offered."""
+    what, gains = found.measure, []
+    for name in ("alone", "global"):
+        seeds = [document["gain"][name] for document in found.documents]
+        if not all(seeds):
+            continue
+        mean = float(np.mean([gain["mean"] for gain in seeds]))
+        text = f"{what.points.format(signed(mean, what))} over {name}"
+        if len(seeds) == 1:
+            low, high = (signed(mean + side * seeds[0]["ci95"], what) for side in (-1, 1))
+            text += f" (95 % interval {low} to {high})"
+        gains.append(text)
+    return (
+        f"recommended: what each client chooses on validation rows, from {found.method}'s shared model, "
+        f"models near it, and its own; {', '.join(gains) or 'its gain is not known'}."
+    )
 
 
 def _best(results: Mapping[str, Finals], names: Sequence[str]) -> tuple[float, str, str] | None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from pfedme.core.spec import check
+from pfedme.engine.choices import Personalize
 from pfedme.engine.verdict import Verdict
 from pfedme.errors import InputError, Interrupted
 from pfedme.files import atomic_write, refuse_file, writing
@@ -19,12 +20,14 @@ from pfedme.report.tables import KINDS, clearly_best, comparison_csv, mean_std, 
 from pfedme.runs.folder import Folder
 from pfedme.runs.plan import PLAN, damaged, read_plan
 from pfedme.runs.run import Run
-from pfedme.runs.scores import verdict_of
+from pfedme.runs.scores import Recommended, recommended_of, verdict_of
 from pfedme.training.execute import begin, carry_out, reopen
 from pfedme.training.execution import EVERYTHING, Progress, Wanted
 from pfedme.training.track import Tracking, described, from_json
 from pfedme.training.trackers import Tracker
 
+RECOMMENDED = "recommended"
+"""The name of the models that clients have chosen, in tables."""
 Watch = Callable[[str, int, Progress], None]
 """Called with the label of a run, its index in the plan, and its progress."""
 
@@ -36,11 +39,15 @@ class Comparison:
     records: dict[str, list[dict[str, Any]]]
     verdict: Verdict | None = None
     """Whether joining pays, if both joining and alone were run."""
+    recommended: Recommended | None = None
+    """The models that clients have chosen, if they did."""
 
     @property
     def finals(self) -> dict[str, list[dict[str, Any]]]:
-        """The last evaluations of the runs that did not diverge."""
-        return {name: [r["final"] for r in records if r["final"]] for name, records in self.records.items()}
+        """The last evaluations of the runs that did not diverge; and of the models that clients have
+        chosen."""
+        found = {name: [r["final"] for r in records if r["final"]] for name, records in self.records.items()}
+        return found | ({RECOMMENDED: self.recommended.finals()} if self.recommended else {})
 
     @property
     def histories(self) -> dict[str, list[list[dict[str, Any]]]]:
@@ -53,6 +60,8 @@ class Comparison:
         averaged over seeds. The pooled model does not compete."""
         what, found = measure(self.finals), set()
         values = {name: self._of_clients(out, name, what.key) for name in self.records if name != "pooled"}
+        if self.recommended and self.recommended.measure is what:
+            values[RECOMMENDED] = {"personal": self.recommended.over_seeds()}
         for kind in KINDS:
             rivals = {name: own[kind] for name, own in values.items() if kind in own}
             if len({len(own) for own in rivals.values()}) != 1:
@@ -85,6 +94,19 @@ class Comparison:
     def failures(self) -> list[str]:
         """Why the others diverged."""
         return [r["reason"] for records in self.records.values() for r in records if not r["final"]]
+
+
+def with_choice(runs: Sequence[Run], how: Personalize | None) -> list[Run]:
+    """The runs, of which the first with a global model, or else the first federated one, lets clients choose
+    their own models when it has finished."""
+    fit = [run for run in runs if run.algorithm.federated and not run.rechooses]
+    if how is None:
+        return list(runs)
+    if not fit:
+        names = ", ".join(run.algorithm.name for run in runs)
+        raise InputError(f"--personalize needs an algorithm with a shared model besides {names}; add fedavg.")
+    first = next((run for run in fit if run.algorithm.has_global), fit[0])
+    return [dataclasses.replace(run, personalize=how) if run is first else run for run in runs]
 
 
 def compare(
@@ -154,16 +176,24 @@ def resume_comparison(
         )  # fmt: skip
     except Interrupted:
         raise Interrupted(out) from None
+    return summed_up(out)
+
+
+def summed_up(out: Path) -> Comparison:
+    """The results of the finished runs of a comparison, after writing its table, figure and verdict."""
+    jobs = read_plan(out)
     ran = [(job["label"], out / job["folder"], Folder(out / job["folder"]).read()) for job in jobs]
     records: dict[str, list[dict[str, Any]]] = {}
     for label, _, record in ran:
         records.setdefault(label, []).append(record)
     verdict = verdict_of(ran)
-    comparison = Comparison(records, verdict)
+    comparison = Comparison(records, verdict, recommended_of(ran))
     from pfedme.report.figures import curves
 
     with writing(out):
         document = {"runs": jobs, **({"verdict": verdict.to_json()} if verdict else {})}
+        if comparison.recommended:
+            document["recommended"] = comparison.recommended.to_json()
         atomic_write(out / PLAN, json.dumps(document, indent=1, allow_nan=False))
         atomic_write(out / "compare.csv", comparison_csv(comparison.finals))
         atomic_write(out / "compare.png", curves(comparison.histories))

@@ -187,6 +187,7 @@ class Execution:
             "improving": not found.converged,
             "validation": found.validation,
             "threshold": found.thresholds,
+            **({} if found.l2 is None else {"l2": found.l2.tolist()}),
         }
         self.piloted = True
         self.write_record("running")

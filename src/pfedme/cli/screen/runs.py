@@ -132,6 +132,8 @@ def print_comparison(comparison: Comparison, out: Path) -> None:
         console.print("* marks what beats all others in its column beyond noise, paired over clients.")
     for sentence in _still_improving(comparison):
         console.print(sentence, highlight=False)
+    if comparison.recommended:
+        console.print(tables.recommended_sentence(comparison.recommended), highlight=False)
     print_verdict(comparison.verdict, console)
     for sentence in tables.sentences(finals, comparison.verdict):
         console.print(sentence, highlight=False)
