@@ -29,6 +29,7 @@ from pfedme.data.hashing import ids_of_names
 from pfedme.data.schema import Schema
 from pfedme.data.table import Table
 from pfedme.deploy.agreement import to_words
+from pfedme.deploy.audit_log import AuditLog
 from pfedme.deploy.log import one_line
 from pfedme.deploy.memory import Memory
 from pfedme.deploy.messages import SHARED, STARTED_OVER, Content, Refusal, Words, misfit
@@ -70,6 +71,11 @@ class Client:
     def pins(self) -> Pins:
         """What the client is bound by."""
         return Pins(self.state, self.run)
+
+    @property
+    def log(self) -> AuditLog:
+        """The client's own log."""
+        return AuditLog(self.state)
 
     @property
     def told(self) -> Told:

@@ -6,15 +6,18 @@ import argparse
 import ipaddress
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from pfedme import __version__
 from pfedme.algorithms import Algorithm
 from pfedme.core.models import parse_model
-from pfedme.core.spec import build, field_types
+from pfedme.core.spec import build, field_types, to_json
 from pfedme.data.table import OPTIONS, Table
 from pfedme.deploy import keys, serve, supervise_client
+from pfedme.deploy.audit_log import AuditLog
 from pfedme.deploy.client import MODEL, Client
 from pfedme.deploy.config import config_of
 from pfedme.deploy.console import told_lines
@@ -22,7 +25,7 @@ from pfedme.deploy.messages import Refusal, sha256
 from pfedme.deploy.plan import OWN, PORT, Plan
 from pfedme.deploy.policy import Policy, read_policy
 from pfedme.deploy.processes import joined, parse_address
-from pfedme.errors import InputError
+from pfedme.errors import InputError, RunError
 
 KEYS = Path("keys")
 ANEW = ("resume", "listen", "keys", "insecure", "insecure_network", "json", "debug")
@@ -118,7 +121,8 @@ def client(args: argparse.Namespace) -> int:
     )  # fmt: skip
     say = supervise_client.console
     train, test = int(rows.n_train.sum()), int(rows.n_test.sum())
-    with supervise_client.at_work(args.state):
+    log = AuditLog(args.state)
+    with supervise_client.at_work(args.state), noted(log, name, policy):
         say(f"{args.data}: {train:,} rows to train on, {test:,} to test on; they stay here.")
         print("\n".join(told_lines(told, policy)), file=sys.stderr, flush=True)
         supervise_client.supervise(joining, say)
@@ -126,6 +130,33 @@ def client(args: argparse.Namespace) -> int:
     print(f"The model is in {args.state / MODEL}. To use it:")
     print(f"  pfedme predict {shlex.quote(str(args.state / MODEL))} --data TABLE -o predictions.csv")
     return 0
+
+
+@contextmanager
+def noted(log: AuditLog, name: str, policy: Policy) -> Iterator[None]:
+    """Notes in a client's log that the client was started with these limits, and that it has ended; prints
+    the hash of the last line, which its owner can compare later."""
+    try:
+        log.append("started", version=__version__, name=name, policy=to_json(policy))
+    except Refusal as refusal:
+        raise InputError(f"This client cannot take part: {refusal}.") from None
+    try:
+        yield
+    finally:
+        _print_end(log)
+
+
+def _print_end(log: AuditLog) -> None:
+    try:
+        chain = log.end()
+    except (InputError, RunError) as error:
+        print(f"pfedme: {error}", file=sys.stderr, flush=True)
+    else:
+        print(
+            f"The log {log.path} has {len(chain.lines):,} lines; its head is {chain.head}. Note it elsewhere "
+            f"to check later that nothing was changed: pfedme log verify {log.state} --head HASH",
+            file=sys.stderr, flush=True,
+        )  # fmt: skip
 
 
 def _refuse_open(host: str, args: argparse.Namespace, option: str) -> None:
