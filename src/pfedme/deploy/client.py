@@ -30,12 +30,24 @@ from pfedme.data.schema import Schema
 from pfedme.data.table import Table
 from pfedme.deploy.agreement import to_words
 from pfedme.deploy.audit_log import AuditLog
-from pfedme.deploy.log import one_line
+from pfedme.deploy.budget import Budget, Cost, Exhausted
+from pfedme.deploy.declared import declared
+from pfedme.deploy.log import one_line, say
 from pfedme.deploy.memory import Memory
-from pfedme.deploy.messages import SHARED, STARTED_OVER, Content, Refusal, Words, misfit
+from pfedme.deploy.messages import (
+    FROM_ROWS,
+    SCHEMA_FILE,
+    SHARED,
+    STARTED_OVER,
+    Content,
+    Refusal,
+    Words,
+    misfit,
+)
 from pfedme.deploy.pins import Pins
 from pfedme.deploy.plan import Plan, built, offered
 from pfedme.deploy.policy import LONGEST_TEXT, Policy
+from pfedme.deploy.private import Releases, calibrated, cost_of, fresh_key, row_plan
 from pfedme.engine.evaluation import Evaluation
 from pfedme.engine.exchange import Exchange, exchange, first_state
 from pfedme.engine.metrics import Scores
@@ -85,6 +97,8 @@ class Client:
     def _told(self, rows: int) -> Told:
         told = self.table.tell(self.policy.min_count)
         self.policy.check_table(rows, [*told.numbers, *told.categories])
+        if self.policy.schema:
+            told = declared(Path(self.policy.schema), told)
         return dataclasses.replace(told, most_classes=self.policy.most_classes(told))
 
     @property
@@ -104,9 +118,15 @@ class Client:
 
         Nothing leaves before the owner has approved the plan.
         """
-        if self.approved(asked.words.get("plan")) is None:
+        plan = self.approved(asked.words.get("plan"))
+        if plan is None:
             return Content({"pending": True}, {})
-        return Content({"version": __version__, **to_words(self.told)}, {})
+        self._refuse_uncovered(plan)
+        source = SCHEMA_FILE if self.policy.schema else FROM_ROWS
+        about: Words = {} if source == FROM_ROWS else {"source": source}
+        told = to_words(self.told)
+        self.log.append("agreement", source=source, min_count=self.policy.min_count)
+        return Content({"version": __version__, **told, **about}, {})
 
     def join(self, asked: Content) -> Content:
         """Binds the client to an agreement that fits its table and its limits."""
@@ -116,14 +136,55 @@ class Client:
         if self.approved(agreement["plan"]) is None:
             return Content({"pending": True}, {})
         bound, rows = Bound(self, agreement), self.rows
+        self._refuse_uncovered(bound.plan)
         self.policy.check_schema(bound.schema, self._told(rows))
         self.policy.check_size(bound.numbers)
+        self.policy.check_clients(bound.clients)
         self.policy.check_table(rows, (), bound.plan)
-        return Content({"bound": self.pins.bind(agreement, self.table.pinned().fingerprint)}, {})
+        noise = calibrated(bound.plan, self.policy, rows)
+        sha = self.pins.bind(agreement, self.table.pinned().fingerprint, noise)
+        if noise is not None:
+            self._check_budget(bound.plan, sha)
+        return Content({"bound": sha}, {})
+
+    def _refuse_uncovered(self, plan: Plan) -> None:
+        """Raises a refusal if a plan is private and the owner shares what its ε does not cover."""
+        if plan.privacy is not None and self.share_metrics:
+            raise Refusal(
+                "the plan has differential privacy, which does not cover the exact scores that it shares; its "
+                "owner can leave out --share-metrics"
+            )
+
+    def _check_budget(self, plan: Plan, sha: str) -> None:
+        """Tells the owner how long the budget lasts; raises a refusal if that is not even a round."""
+        pinned = self.pins.bound(sha)
+        noise, budget = pinned["noise"], Budget.of(self.log.read())
+        if budget.of_run(pinned["id"]).lines:
+            return  # it was told before
+        rounds = budget.lasts(cost_of(plan, noise, pinned["id"], "train"), plan.rounds, self.policy)
+        if rounds == 0:
+            limit = f"{self.policy.max_epsilon or noise['spec']['epsilon']:g}"
+            raise Exhausted(f"its budget is spent: even one round would exceed its limit of epsilon {limit}")
+        say(
+            f"Noise multiplier {noise['noise']:.4g}, clipping at {noise['spec']['clip']:g}: the whole plan costs "
+            f"epsilon {noise['epsilon']:.4g} at delta {noise['spec']['delta']:g}."
+            + (f" What is left lasts for {rounds} of {plan.rounds} rounds." if rounds < plan.rounds else "")
+        )
 
     def train(self, asked: Content) -> Content:
         """The client's part of a round; the personal model stays here."""
         task = Task(self, asked, train=True)
+        if task.private is None:
+            return self._trained(task)
+        releases, cost = Releases(self.log, self.policy, task.run), task.cost("train")
+        try:
+            content = releases.once(task.t, cost, lambda: self._trained(task))
+        except Exhausted as exhausted:
+            self._leave(str(exhausted))
+            raise
+        return content
+
+    def _trained(self, task: Task) -> Content:
         update = task.simulation.reply(task.t, task.sent, task.kept)
         task.memory.expect(task.t, update.state)
         self.keep(task, update.models)
@@ -134,6 +195,8 @@ class Client:
     def finish(self, asked: Content) -> Content:
         """Makes the models in response to w; they stay here, as do their scores unless they may be shared."""
         task = Task(self, asked, train=False)
+        if task.private is not None and not self._may_finish(task, last=asked.words.get("last") is True):
+            return Content(task.told, {})
         simulation = task.simulation
         stacked, info = simulation.reply_models(task.t, task.sent, task.kept)
         evaluation = simulation.score(task.t, task.shared, stacked, info, np.zeros(1, int))
@@ -147,6 +210,26 @@ class Client:
                 atomic_write(self.state / DONE, f"{task.t}\n")
         scores = {"scores": scores_told(evaluation, task.federation)} if self.share_metrics else {}
         return Content(scores | task.told, {})
+
+    def _may_finish(self, task: Task, *, last: bool) -> bool:
+        """Charges for the models of a private plan; returns whether they must still be made.
+
+        Raises a refusal if there is no budget for them.
+        """
+        if not last:
+            raise Refusal("with differential privacy, it makes its models only at the end")
+        try:
+            before = Releases(self.log, self.policy, task.run).final(task.t, task.cost("finish"))
+        except Exhausted as exhausted:
+            self._leave(str(exhausted))
+            raise
+        return not (before and (self.state / DONE).exists())
+
+    def _leave(self, reason: str) -> None:
+        """Records that the client leaves the run, for the process that supervises it."""
+        with writing(self.state):
+            words = {"reason": reason, "over": False, "own": True}
+            atomic_write(self.state / REFUSED, json.dumps(words) + "\n")
 
     def keep(self, task: Task, models: Models) -> None:
         """Writes the personal model (or else the local one) into the state folder, with its round."""
@@ -239,10 +322,17 @@ class Task:
         columns = [column.name for column in bound.schema.columns]
         client.policy.check_table(int(federation.n_train[0]), columns, bound.plan)
         self.federation: Federation = dataclasses.replace(federation, ids=np.array([bound.id], np.uint32))
+        self.run: str = pinned["id"]
+        """The agreement's own number,"""
+        self.private: Words | None = pinned.get("noise")
+        """and the noise that was pinned with it, if the plan is private."""
+        if (self.private is None) != (bound.plan.privacy is None):
+            raise Refusal("its noise is not in its state folder; its owner has to check that")
+        key = secret_key(pinned["secret"]) if client.policy.batch_key == "secret" else None
         self.simulation = Simulation(
             bound.plan.algorithm, bound.model, self.federation, cohort=1, seed=bound.plan.seed,
-            key=secret_key(pinned["secret"]) if client.policy.batch_key == "secret" else None,
-            total=bound.clients,
+            key=key if self.private is None else fresh_key(), total=bound.clients,
+            privacy=None if self.private is None else row_plan(self.private),
         )  # fmt: skip
         client.pins.enter(pinned["sha256"], t, asked.arrays, train=train)
         self.t, self.sent = t, from_vectors(sent, bound.exchange.sent)
@@ -261,6 +351,11 @@ class Task:
         """What the client has kept since its last part."""
         self.told: Words = {STARTED_OVER: True} if self.memory.started_over else {}
         """What the server is told about that."""
+
+    def cost(self, kind: str) -> Cost:
+        """What a reply of some kind costs of the budget."""
+        assert self.private is not None
+        return cost_of(self.bound.plan, self.private, self.run, kind)
 
 
 def received(arrays: Mapping[str, np.ndarray], bound: Bound) -> tuple[dict[str, np.ndarray], ...]:

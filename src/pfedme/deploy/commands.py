@@ -22,21 +22,23 @@ from pfedme.deploy.client import MODEL, Client
 from pfedme.deploy.config import config_of
 from pfedme.deploy.console import told_lines
 from pfedme.deploy.messages import Refusal, sha256
-from pfedme.deploy.plan import OWN, PORT, Plan
+from pfedme.deploy.plan import OWN, PORT, Plan, private_rows
 from pfedme.deploy.policy import Policy, read_policy
 from pfedme.deploy.processes import joined, parse_address
 from pfedme.errors import InputError, RunError
+from pfedme.privacy.units import Privacy
 
 KEYS = Path("keys")
 ANEW = ("resume", "listen", "keys", "insecure", "insecure_network", "json", "debug")
 """Options that may change when a run is resumed."""
 
 
-def plan_of(args: argparse.Namespace, algorithm: Algorithm) -> Plan:
+def plan_of(args: argparse.Namespace, algorithm: Algorithm, privacy: Privacy | None) -> Plan:
     """The plan that the command line describes."""
     numbers = {name: getattr(args, name) for name in ("rounds", "cohort", "seed", *OWN)}
     return Plan(
-        algorithm=algorithm, model=parse_model(args.model), eval_every=args.eval_every or 0, **numbers
+        algorithm=algorithm, model=parse_model(args.model), eval_every=args.eval_every or 0,
+        privacy=private_rows(privacy), **numbers,
     ).checked()  # fmt: skip
 
 
@@ -111,6 +113,11 @@ def client(args: argparse.Namespace) -> int:
     table = build(Table, {**given, "path": args.data, "owner": name}, "the table")
     limits = {field: value for field in field_types(Policy) if (value := getattr(args, field)) is not None}
     policy = read_policy(Path(args.data), limits)
+    if policy.dp == "rows" and args.share_metrics:
+        raise InputError(
+            "--share-metrics reveals exact scores, which differential privacy (--dp rows) does not cover; "
+            "leave one of them out."
+        )
     rows = table.load()
     try:
         told = Client(table, args.state, policy=policy).told

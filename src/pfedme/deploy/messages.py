@@ -29,6 +29,9 @@ counts."""
 LOST = "it had lost what it kept, and started over"
 """What the ledger says of that."""
 
+SCHEMA_FILE, FROM_ROWS = "schema file", "rows, with minimum counts"
+"""Where what a client tells for the agreement comes from."""
+
 SHARED = "shared/"
 """The prefix of the names of the shared model's vectors, if it is sent separately from what the algorithm
 sends."""

@@ -78,8 +78,9 @@ class Pins:
                 raise InputError("The offered plan is not the one that was shown; start again.")
             self._write(PLAN, {**found, "approved": True, "asked": True})
 
-    def bind(self, agreement: Words, fingerprint: str) -> str:
-        """Binds the client to an agreement about a table with this fingerprint; returns its hash.
+    def bind(self, agreement: Words, fingerprint: str, noise: Words | None = None) -> str:
+        """Binds the client to an agreement about a table with this fingerprint, and to the noise that it adds
+        if the plan is private; returns its hash.
 
         Raises a refusal if the client has answered a round of another one.
         """
@@ -97,6 +98,7 @@ class Pins:
                 )
             words = {"sha256": sha, "fingerprint": fingerprint, "over": False, "session": self._session()}
             words |= {"id": secrets.token_hex(8), "secret": secrets.token_hex(8), "agreement": agreement}
+            words |= {} if noise is None else {"noise": noise}
             self._write(AGREEMENT, words)
         return sha
 
