@@ -144,8 +144,8 @@ def report_lines(found: Words) -> list[str]:
     """`report`, in readable form."""
     lines = ["run               began                     rounds  models  noise    delta    epsilon"]
     lines += [
-        f"{run['run']:<16}  {run['began'][:19]}Z  {run['rounds']:>11}  {run['models']:>6}  {run['noise']:<7.4g}"
-        f"  {run['delta']:<7.2g}  {run['epsilon']:.4g}"
+        f"{run['run']:<16}  {run['began'][:19]}Z  {run['rounds']:>11}  {run['models']:>6}  "
+        f"{run['noise']:<7.4g}  {run['delta']:<7.2g}  {run['epsilon']:.4g}"
         for run in found["runs"]
     ]
     if not found["runs"]:

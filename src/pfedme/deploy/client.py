@@ -151,8 +151,8 @@ class Client:
         """Raises a refusal if a plan is private and the owner shares what its ε does not cover."""
         if plan.privacy is not None and self.share_metrics:
             raise Refusal(
-                "the plan has differential privacy, which does not cover the exact scores that it shares; its "
-                "owner can leave out --share-metrics"
+                "the plan has differential privacy, which does not cover the exact scores that it shares; "
+                "its owner can leave out --share-metrics"
             )
 
     def _check_budget(self, plan: Plan, sha: str) -> None:
@@ -166,8 +166,8 @@ class Client:
             limit = f"{self.policy.max_epsilon or noise['spec']['epsilon']:g}"
             raise Exhausted(f"its budget is spent: even one round would exceed its limit of epsilon {limit}")
         say(
-            f"Noise multiplier {noise['noise']:.4g}, clipping at {noise['spec']['clip']:g}: the whole plan costs "
-            f"epsilon {noise['epsilon']:.4g} at delta {noise['spec']['delta']:g}."
+            f"Noise multiplier {noise['noise']:.4g}, clipping at {noise['spec']['clip']:g}: the whole plan "
+            f"costs epsilon {noise['epsilon']:.4g} at delta {noise['spec']['delta']:g}."
             + (f" What is left lasts for {rounds} of {plan.rounds} rounds." if rounds < plan.rounds else "")
         )
 

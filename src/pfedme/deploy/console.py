@@ -30,8 +30,8 @@ def plan_lines(plan: Words, sha: str) -> list[str]:
     ]
     if privacy := plan.get("privacy"):
         lines.append(
-            f"  privacy    of {privacy['unit']}: epsilon {privacy['epsilon']:g} at delta {privacy['delta']:g}, "
-            f"gradients of rows clipped at {privacy['clip']:g}; this machine adds the noise"
+            f"  privacy    of {privacy['unit']}: epsilon {privacy['epsilon']:g} at delta "
+            f"{privacy['delta']:g}, gradients of rows clipped at {privacy['clip']:g}; this machine adds noise"
         )
     if plan["eval_every"]:
         lines.append(f"  evaluated  every {plan['eval_every']} rounds")

@@ -24,6 +24,7 @@ import safetensors.numpy
 
 from pfedme.deploy.audit_log import AuditLog
 from pfedme.deploy.budget import Budget, Cost
+from pfedme.deploy.log import say
 from pfedme.deploy.messages import Content, Refusal, Words, digest
 from pfedme.deploy.policy import Policy
 from pfedme.errors import InputError
@@ -62,8 +63,8 @@ def calibrated(plan: Plan, policy: Policy, rows: int) -> Words | None:
     try:
         found = plan_rows(spec, plan.algorithm, n, rounds, np.array([1]))
     except InputError as error:
-        print(error, flush=True)
-        raise Refusal("no amount of noise gives the plan's epsilon with its rows") from None
+        say(str(error))
+        raise Refusal("it cannot compute the noise for this plan; its own console says why") from None
     arrays = {
         name: getattr(found, name)[0].item() for name in ("rows", "batches", "rate", "noise", "epsilon")
     }
@@ -151,7 +152,8 @@ class Releases:
                 about = json.loads(file.metadata()["pfedme"])
                 if (about["run"], about["round"]) != (self.run, t):
                     return None
-                return Content(about["words"], {name: file.get_tensor(name) for name in file.keys()})
+                names = file.keys()
+                return Content(about["words"], {name: file.get_tensor(name) for name in names})
         except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError):
             return None
 
