@@ -259,11 +259,13 @@ def test_every_message_and_every_reply_has_a_line_with_its_hash(tmp_path: Path):
         chain = check_log(client.state)
         kinds = ["agree", "join", "train", "train", "finish"]
         both = [(what, kind) for kind in kinds for what in ("received", "sent")]
-        assert [(line["what"], line["kind"]) for line in chain.lines] == both
+        lines = [line for line in chain.lines if line["what"] != "agreement"]
+        assert [(line["what"], line["kind"]) for line in lines] == both
+        assert [line["n"] for line in chain.lines if line not in lines] == [2]
         sent = [content for _, who, content in room.sent if who == name]
         found = [(line["bytes"], line["sha256"]) for line in chain.lines if line["what"] == "sent"]
         assert found == [digest(content) for content in sent]
-        assert [line["round"] for line in chain.lines if line["kind"] == "train"] == [1, 1, 2, 2]
+        assert [line["round"] for line in chain.lines if line.get("kind") == "train"] == [1, 1, 2, 2]
         assert {line.get("epsilon") for line in chain.lines} == {None}
 
 
@@ -338,14 +340,14 @@ def test_verify_and_show(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert main(["log", "verify", str(state)]) == 0
     said = capsys.readouterr().out
     size = sum(line["bytes"] for line in chain.lines if line["what"] == "sent")
-    for words in ("10 lines", "5: agree 1, finish 1, join 1, train 2", f"{size:,} sent", chain.head):
+    for words in ("11 lines", "5: agree 1, finish 1, join 1, train 2", f"{size:,} sent", chain.head):
         assert words in said
     assert main(["log", "verify", str(state / LOG), "--json", "--head", chain.hashes[3][:10]]) == 0
-    assert json.loads(capsys.readouterr().out) == {"fits": True, "lines": 10, "head": chain.head}
+    assert json.loads(capsys.readouterr().out) == {"fits": True, "lines": 11, "head": chain.head}
     assert main(["log", "show", str(state)]) == 0
     shown = capsys.readouterr().out.splitlines()
-    assert len(shown) == 10
-    assert re.search(r"  sent  train  round 1  [\d,]+ bytes  [0-9a-f]{12}…$", shown[5])
+    assert len(shown) == 11
+    assert re.search(r"  sent  train  round 1  [\d,]+ bytes  [0-9a-f]{12}…$", shown[6])
     raw = (state / LOG).read_bytes()
     place = raw.index(b'"bytes"') + 9
     (state / LOG).write_bytes(raw[:place] + bytes([raw[place] ^ 1]) + raw[place + 1 :])
@@ -358,7 +360,7 @@ def test_verify_and_show(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     [
         (["log"], "There is no log command ''"),
         (["log", "verfy", "x"], "verify"),
-        (["log", "verify", "nowhere"], "nowhere cannot be read: No such file or directory."),
+        (["log", "verify", "nowhere"], "There is no log in nowhere: it does not exist."),
         (["log", "verify", ".", "--head", "xyz"], "--head must be a hash"),
     ],
 )

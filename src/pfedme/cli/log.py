@@ -15,7 +15,7 @@ the exit status of 'verify' is 1 if a line does not fit, which is then named; 's
 
 examples:
   pfedme log verify state
-  pfedme log verify state --head 0f3c...        also checks that the log still has this hash
+  pfedme log verify state --head 0f3c91aa       also checks that the log still has this hash
   pfedme log show state"""
 
 

@@ -267,6 +267,8 @@ def check_log(path: Path, noted: str = "") -> Chain:
 
     A hash that was `noted` earlier, or its beginning, must be that of one of the lines.
     """
+    if not path.exists():
+        raise InputError(f"There is no log in {path}: it does not exist.")
     folder = path.is_dir()
     file = path / LOG if folder else path
     try:

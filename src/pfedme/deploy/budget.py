@@ -13,7 +13,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from pfedme.deploy.audit_log import Chain, check_log
 from pfedme.deploy.messages import Refusal, Words
@@ -96,6 +95,7 @@ class Budget:
         return {
             "run": cost.run, "q": cost.event.q, "z": cost.event.z, "steps": cost.event.steps,
             "delta": cost.delta, "epsilon": max(0.0, total - before), "total": total,
+            "max_epsilon": policy.max_epsilon, "max_delta": policy.max_delta,
         }  # fmt: skip
 
     def lasts(self, cost: Cost, times: int, policy: Policy) -> int:
@@ -122,9 +122,9 @@ def report(state: Path) -> Words:
     """What a client has spent, by run and in total, and what is left of its limit."""
     chain = check_log(state)
     budget = Budget.of(chain)
-    policies = [line["policy"] for line in chain.lines if line["what"] == "started"]
-    policy: dict[str, Any] = policies[-1] if policies else {}
-    limit, delta = policy.get("max_epsilon"), policy.get("max_delta", Policy.max_delta)
+    limits = [line.get("policy", line) for line in chain.lines if line["what"] in ("started", "spent")]
+    last: Words = limits[-1] if limits else {}
+    limit, delta = last.get("max_epsilon"), last.get("max_delta", Policy.max_delta)
     runs = []
     for run in budget.runs:
         own = budget.of_run(run)

@@ -122,6 +122,7 @@ class Client:
         if plan is None:
             return Content({"pending": True}, {})
         self._refuse_uncovered(plan)
+        self._check_budget(plan, calibrated(plan, self.policy, self.rows), "")
         source = SCHEMA_FILE if self.policy.schema else FROM_ROWS
         about: Words = {} if source == FROM_ROWS else {"source": source}
         told = to_words(self.told)
@@ -143,8 +144,8 @@ class Client:
         self.policy.check_table(rows, (), bound.plan)
         noise = calibrated(bound.plan, self.policy, rows)
         sha = self.pins.bind(agreement, self.table.pinned().fingerprint, noise)
-        if noise is not None:
-            self._check_budget(bound.plan, sha)
+        pinned = self.pins.bound(sha)
+        self._check_budget(bound.plan, pinned.get("noise"), pinned["id"])
         return Content({"bound": sha}, {})
 
     def _refuse_uncovered(self, plan: Plan) -> None:
@@ -155,13 +156,15 @@ class Client:
                 "its owner can leave out --share-metrics"
             )
 
-    def _check_budget(self, plan: Plan, sha: str) -> None:
-        """Tells the owner how long the budget lasts; raises a refusal if that is not even a round."""
-        pinned = self.pins.bound(sha)
-        noise, budget = pinned["noise"], Budget.of(self.log.read())
-        if budget.of_run(pinned["id"]).lines:
+    def _check_budget(self, plan: Plan, noise: Words | None, run: str) -> None:
+        """Tells the owner how long the budget lasts for a private plan; raises a refusal if that is not even
+        a round."""
+        if noise is None:
+            return
+        budget = Budget.of(self.log.read())
+        if budget.of_run(run).lines:
             return  # it was told before
-        rounds = budget.lasts(cost_of(plan, noise, pinned["id"], "train"), plan.rounds, self.policy)
+        rounds = budget.lasts(cost_of(plan, noise, run, "train"), plan.rounds, self.policy)
         if rounds == 0:
             limit = f"{self.policy.max_epsilon or noise['spec']['epsilon']:g}"
             raise Exhausted(f"its budget is spent: even one round would exceed its limit of epsilon {limit}")

@@ -45,8 +45,8 @@ def declared(path: Path, own: Told) -> Told:
     ):
         if not isinstance(said, dict) or set(said) != set(needed):
             raise InputError(
-                f"{path}: [{kind}] must have the columns {listed(needed) if needed else '(none)'}, which the "
-                f"table has; it has {listed(said) if said else '(none)'}. Leave columns out with --drop."
+                f"{path}: [{kind}] must have the columns {listed(list(needed)) or '(none)'}, which the "
+                f"table has. Leave columns out with --drop."
             )
     return dataclasses.replace(
         own,
