@@ -44,7 +44,7 @@ UNIFORM = FedAvg(**QUICK, aggregation="uniform")
 PRIVATE = Plan(
     algorithm=UNIFORM, model=MLR(), rounds=3, min_clients=2, clip=0.0, privacy=Rows(epsilon=3.0, delta=1e-4)
 )
-LAX = {"max_delta": 1e-3}
+LAX: dict[str, Any] = {"max_delta": 1e-3}
 SITE = Policy(approve="any", dp="rows", max_epsilon=3.0, **LAX)
 
 
