@@ -329,11 +329,11 @@ def test_the_budget_lasts_over_runs_and_the_round_that_would_overspend_is_refuse
                 here.clients[other], policy=dataclasses.replace(policy, max_epsilon=100.0)
             )
     before = len(here.sent)
-    plan = dataclasses.replace(PRIVATE, rounds=6, min_replies=1, privacy=Rows(epsilon=4.0, delta=1e-4))
+    plan = dataclasses.replace(PRIVATE, rounds=4, min_replies=1, privacy=Rows(epsilon=4.0, delta=1e-4))
     out = deployed(tmp_path, plan, here, name="second")
     lines = [line for line in ledger(out) if line["client"] == "east"]
     done = [line for line in lines if line["outcome"] == "counted"]
-    assert 0 < len(done) < 6
+    assert 0 < len(done) < 4
     assert "its budget is spent: this would bring epsilon over all its runs to" in lines[-1]["reason"]
     found = report(client.state)
     assert len(found["runs"]) == 2
@@ -448,6 +448,8 @@ def test_whenever_it_is_killed_what_left_was_counted_once(
     stored = safetensors_bytes(client)
     charged = len(spent(client))
     assert charged == (1 if place == "_store" else 2)
+    # No model is there for use before it was charged.
+    assert load(client.state / "model").origin["round"] == (1 if place == "reply" else 0)
     reply = ask(1)
     assert (safetensors_bytes(client) == stored) == (place != "_store")
     assert len(spent(client)) == 2

@@ -86,7 +86,7 @@ class Budget:
                 f"its budget for this run is spent: this would bring epsilon to {own:.4g}, above the "
                 f"{cost.most:g} that its noise is for"
             )
-        before, total = (self.epsilon(policy.max_delta, more) for more in ([], [cost]))
+        before, total = self._total(policy.max_delta), self.epsilon(policy.max_delta, [cost])
         if policy.max_epsilon is not None and total > policy.max_epsilon * (1 + SLACK):
             raise Exhausted(
                 f"its budget is spent: this would bring epsilon over all its runs to {total:.4g}, above its "
@@ -97,6 +97,11 @@ class Budget:
             "delta": cost.delta, "epsilon": max(0.0, total - before), "total": total,
             "max_epsilon": policy.max_epsilon, "max_delta": policy.max_delta,
         }  # fmt: skip
+
+    def _total(self, delta: float) -> float:
+        """ε of all lines at δ, which the last of them may already have."""
+        last = self.lines[-1] if self.lines else None
+        return last["total"] if last and last["max_delta"] == delta else self.epsilon(delta)
 
     def lasts(self, cost: Cost, times: int, policy: Policy) -> int:
         """How many of `times` such replies the budget allows, by bisection."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -176,24 +176,28 @@ class Client:
 
     def train(self, asked: Content) -> Content:
         """The client's part of a round; the personal model stays here."""
-        task = Task(self, asked, train=True)
-        if task.private is None:
-            return self._trained(task)
-        releases, cost = Releases(self.log, self.policy, task.run), task.cost("train")
+        task, made = Task(self, asked, train=True), list[Models]()
+
+        def make() -> Content:
+            update = task.simulation.reply(task.t, task.sent, task.kept)
+            task.memory.expect(task.t, update.state)
+            made.append(update.models)
+            weighted = task.simulation.algorithm.aggregation == "samples"
+            rows = {"rows": int(task.federation.n_train[0])} if weighted else {}
+            return Content(rows | task.told, to_vectors(update.upload))
+
+        content = make() if task.private is None else self._released(task, make)
+        for models in made:  # none if the reply is one that was made before
+            self.keep(task, models)
+        return content
+
+    def _released(self, task: Task, make: Callable[[], Content]) -> Content:
+        """The upload of a private plan, which is made once and charged."""
         try:
-            content = releases.once(task.t, cost, lambda: self._trained(task))
+            return Releases(self.log, self.policy, task.run).once(task.t, task.cost("train"), make)
         except Exhausted as exhausted:
             self._leave(str(exhausted))
             raise
-        return content
-
-    def _trained(self, task: Task) -> Content:
-        update = task.simulation.reply(task.t, task.sent, task.kept)
-        task.memory.expect(task.t, update.state)
-        self.keep(task, update.models)
-        weighted = task.simulation.algorithm.aggregation == "samples"
-        rows = {"rows": int(task.federation.n_train[0])} if weighted else {}
-        return Content(rows | task.told, to_vectors(update.upload))
 
     def finish(self, asked: Content) -> Content:
         """Makes the models in response to w; they stay here, as do their scores unless they may be shared."""

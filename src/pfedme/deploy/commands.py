@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import ipaddress
 import shlex
 import sys
@@ -113,6 +114,8 @@ def client(args: argparse.Namespace) -> int:
     table = build(Table, {**given, "path": args.data, "owner": name}, "the table")
     limits = {field: value for field in field_types(Policy) if (value := getattr(args, field)) is not None}
     policy = read_policy(Path(args.data), limits)
+    if policy.dp == "rows" and importlib.util.find_spec("dp_accounting") is None:
+        raise InputError("--dp rows needs the package dp-accounting: pip install 'pfedme[privacy]'.")
     if policy.dp == "rows" and args.share_metrics:
         raise InputError(
             "--share-metrics reveals exact scores, which differential privacy (--dp rows) does not cover; "
