@@ -20,7 +20,8 @@ test-all: lint
 	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m ''
 
 test-live: $(INSTALLED)
-	$(BIN)/pytest -m '' -s tests/test_live.py tests/test_live_long.py tests/test_live_outside.py tests/test_live_relatives.py tests/test_live_choice.py
+	$(BIN)/pytest -m '' -s tests/test_live.py tests/test_live_long.py tests/test_live_outside.py tests/test_live_relatives.py \
+	    tests/test_live_choice.py tests/test_live_privacy.py
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

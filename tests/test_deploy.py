@@ -424,7 +424,7 @@ def test_nobody_writes_more_than_a_line_into_the_log(tmp_path: Path):
 
 
 def test_what_goes_wrong_at_a_client_is_told_at_its_own_console(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     app = pytest.importorskip("pfedme.deploy.app")
     from flwr.app import Message
@@ -437,8 +437,9 @@ def test_what_goes_wrong_at_a_client_is_told_at_its_own_console(
         raise ValueError("row 7 is 'Mrs X'")
 
     message = Message(content=app.packed(Content({}, {})), message_type="train", dst_node_id=1)
-    context = SimpleNamespace(run_id=1, node_config={"name": "north", "data": "x.csv", "state-dir": "state"})
-    reply = app.unpacked(app.answered(failing)(message, context).content)
+    config = {"name": "north", "data": "x.csv", "state-dir": str(tmp_path)}
+    context = SimpleNamespace(run_id=1, node_config=config)
+    reply = app.unpacked(app.answered("train", failing)(message, context).content)
     assert reply.words == {"name": "north", "error": "its program failed; its own console says why"}
     said = capsys.readouterr().out
     assert "\npfedme: row 7 is 'Mrs X'\n" in said

@@ -112,7 +112,7 @@ def test_one_message_after_the_other_is_noted(tmp_path: Path):
     for work in (
         lambda: pins.enter(bound.sha, 0, {"w": w}, train=True),
         lambda: pins.approved(plan, "any"),
-        lambda: pins.bind(bound.progress.agreement.words(plan), ""),
+        lambda: pins.bind(bound.progress.agreement.words(plan), "", {}),
         lambda: pins.approve(sha256(plan)),
         pins.end,
     ):

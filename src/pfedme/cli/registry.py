@@ -58,6 +58,8 @@ COMMANDS = {
         Command("keys", "create keys for a server and for clients on other machines", "pfedme.cli.keys"),
         Command("server", "train with clients on their own machines", "pfedme.cli.server"),
         Command("client", "join a federation with a table that stays on this machine", "pfedme.cli.client"),
+        Command("budget", "show what a client has spent of its privacy budget", "pfedme.cli.budget"),
+        Command("log", "verify or show what a client has received and sent", "pfedme.cli.log"),
         Command("resume", "resume an interrupted run or comparison", "pfedme.cli.resume"),
     )
 }

@@ -14,10 +14,12 @@ from pfedme.cli.training import (
     OUT,
     add_hyperparameters,
     add_model,
+    add_privacy,
     add_record,
     algorithm_names,
     algorithms,
     new_folder,
+    privacy,
 )
 from pfedme.deploy.plan import OWN, PORT, Plan
 
@@ -50,6 +52,7 @@ def parser() -> argparse.ArgumentParser:
         "--resume", type=Path, metavar="DIR",
         help="resume the run in this folder; only --listen, --json and the trust options can be given too",
     )  # fmt: skip
+    add_privacy(made)
     add_trust(made, "folder with the server's certificate and the clients' public keys, from 'pfedme keys'")
     add_hyperparameters(made)
     return made
@@ -82,7 +85,7 @@ def carry_out(argv: list[str]) -> int:
     plan = None
     if args.resume is None:
         (algorithm,) = algorithms(args, [args.algorithm])
-        plan = commands.plan_of(args, algorithm)
+        plan = commands.plan_of(args, algorithm, privacy(args))
         args.out = args.out or new_folder(f"server-{algorithm.name}")
     else:
         commands.refuse_changes(args, made.parse_args([]))

@@ -114,6 +114,8 @@ class Agreement:
     refused: dict[str, str]
     left_out: tuple[str, ...] = ()
     """What was left out of the scaling, and why."""
+    declared: tuple[str, ...] = ()
+    """Clients that told what their owners have written into a file, instead of what their rows say."""
 
     def words(self, plan: Words) -> Words:
         """What clients are bound by under a plan; every message contains the hash of these words."""
@@ -131,13 +133,16 @@ class Agreement:
             "names": names,
             "refused": self.refused,
             "left_out": left_out,
+            "declared": list(self.declared),
         }
 
     @classmethod
     def from_json(cls, words: Words) -> Agreement:
         """The inverse of `to_json`."""
         schema, names = Schema.from_json(words["schema"]), tuple(words["names"])
-        return cls(schema, names, dict(words["refused"]), tuple(words["left_out"]))
+        return cls(
+            schema, names, dict(words["refused"]), tuple(words["left_out"]), tuple(words.get("declared", ()))
+        )
 
 
 def agree(said: Mapping[str, Any]) -> Agreement:

@@ -6,7 +6,6 @@ import json
 import os
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,21 +20,21 @@ from flwr.serverapp import Grid, ServerApp
 from pfedme.core.spec import build, field_types
 from pfedme.data.schema import listed
 from pfedme.data.table import OPTIONS, Table
+from pfedme.deploy.answer import answer, explained, say
 from pfedme.deploy.channel import Enough, never
 from pfedme.deploy.choosing import choose, sentences
 from pfedme.deploy.client import SCORES, Client
 from pfedme.deploy.config import plan_of
 from pfedme.deploy.door import write_limit
 from pfedme.deploy.ending import parse_choice, pinned_line
-from pfedme.deploy.log import MARK, one_line
-from pfedme.deploy.messages import GONE, STARTED_OVER, Content, Kind, Refusal, Reply, Words
+from pfedme.deploy.log import one_line
+from pfedme.deploy.messages import GONE, STARTED_OVER, Content, Kind, Reply, Words
 from pfedme.deploy.policy import LONGEST_TEXT, Policy
 from pfedme.deploy.progress import Progress
 from pfedme.deploy.record import DeploymentRecord, carry_out
 from pfedme.deploy.server import Server
 from pfedme.engine.cost import size_of
 from pfedme.engine.devices import keep_compiled_programs
-from pfedme.errors import InputError, RunError
 
 client = ClientApp()
 server = ServerApp()
@@ -75,30 +74,19 @@ def client_of(config: Mapping[str, Any], run: str) -> Client:
     return Client(table, Path(str(config["state-dir"])), share, policy, run, how)
 
 
-def say(line: str) -> None:
-    """Prints a line for the owner of the client, on its console."""
-    print(f"{MARK}{one_line(line)}", flush=True)
-
-
-def answered(work: Callable[[Client, Content], Content]) -> Callable[[Message, Context], Message]:
-    """A message handler that does not send the details of errors: an error may quote a row."""
+def answered(kind: str, work: Callable[[Client, Content], Content]) -> Callable[[Message, Context], Message]:
+    """The handler of a message. A client does not send the details of errors: an error may quote a row."""
 
     def handle(message: Message, context: Context) -> Message:
         keep_compiled_programs(0.0)  # the process for each message would recompile even the smallest
+        name = str(context.node_config.get("name", ""))
         try:
             client = client_of(context.node_config, str(context.run_id))
             with ending_after(client.policy.max_seconds):
-                content = work(client, unpacked(message.content))
-        except Refusal as refusal:
-            say(f"Refused what the server asked for: {refusal}.")
-            content = Content({"error": str(refusal)}, {})
+                content = answer(client, kind, lambda: unpacked(message.content), work)
         except Exception as error:
-            if not isinstance(error, InputError | RunError):
-                print(traceback.format_exc(), flush=True)
-            say(str(error))
-            content = Content({"error": "its program failed; its own console says why"}, {})
-        words = {"name": str(context.node_config.get("name", "")), **content.words}
-        return Message(content=packed(Content(words, content.arrays)), reply_to=message)
+            content = Content({"name": name, **explained(error).words}, {})
+        return Message(content=packed(content), reply_to=message)
 
     return handle
 
@@ -184,12 +172,12 @@ def scores_line(entry: Words) -> str:
     return f"On its own test rows: {', '.join(found)}." if found else "It has no test rows."
 
 
-client.query("agree")(answered(Client.agree))
-client.query("hello")(answered(lambda own, _: Content({}, {})))
-client.query("join")(answered(bound))
-client.query("refuse")(answered(Client.refused))
-client.train()(answered(trained))
-client.evaluate()(answered(finished))
+client.query("agree")(answered("agree", Client.agree))
+client.query("hello")(answered("hello", lambda own, _: Content({}, {})))
+client.query("join")(answered("join", bound))
+client.query("refuse")(answered("refuse", Client.refused))
+client.train()(answered("train", trained))
+client.evaluate()(answered("finish", finished))
 
 
 class FlowerChannel:

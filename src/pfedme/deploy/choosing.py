@@ -65,7 +65,7 @@ class Choice:
         self.client, self.round, self.how = client, ending.round, how
         pinned = ending.pinned
         self.bound = bound = Bound(client, pinned["agreement"])
-        self.secret = pinned["secret"]
+        self.pinned = pinned
         try:
             self.federation = rows_of(client, bound, pinned["fingerprint"])
         except InputError:
@@ -101,7 +101,7 @@ class Choice:
 
     def personal(self, part: Federation) -> Params:
         """The algorithm's personal model in response to what was sent, for training on these rows."""
-        simulation = simulation_of(self.client, self.bound, part, self.secret)
+        simulation = simulation_of(self.client, self.bound, part, self.pinned)
         theta = simulation.reply_models(self.round, self.sent, self.kept)[0].personal
         assert theta is not None
         return theta

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -23,23 +23,35 @@ from pfedme import __version__
 from pfedme.algorithms.base import Models
 from pfedme.core.models import Model
 from pfedme.core.tree import Params, from_vectors, leaves, to_vectors, vector_shapes
-from pfedme.data.federation import Federation, Part
+from pfedme.data.federation import Federation
 from pfedme.data.fitting import Told
 from pfedme.data.hashing import ids_of_names
 from pfedme.data.schema import Schema
 from pfedme.data.table import Table
 from pfedme.deploy.agreement import to_words
+from pfedme.deploy.audit_log import AuditLog
+from pfedme.deploy.budget import Budget, Cost, Exhausted
+from pfedme.deploy.declared import declared
 from pfedme.deploy.ending import KEPT, Ending, how_pinned, to_pin, why_not
-from pfedme.deploy.log import one_line
+from pfedme.deploy.log import one_line, say
 from pfedme.deploy.memory import Memory
-from pfedme.deploy.messages import SHARED, STARTED_OVER, Content, Refusal, Words, misfit
+from pfedme.deploy.messages import (
+    FROM_ROWS,
+    SCHEMA_FILE,
+    SHARED,
+    STARTED_OVER,
+    Content,
+    Refusal,
+    Words,
+    misfit,
+)
 from pfedme.deploy.pins import Pins
 from pfedme.deploy.plan import Plan, built, offered
 from pfedme.deploy.policy import LONGEST_TEXT, Policy
+from pfedme.deploy.private import Releases, calibrated, cost_of, fresh_key, row_plan
+from pfedme.deploy.shared_scores import scores_told
 from pfedme.engine.choices import Personalize
-from pfedme.engine.evaluation import Evaluation
 from pfedme.engine.exchange import Exchange, exchange, first_state
-from pfedme.engine.metrics import Scores
 from pfedme.engine.simulate import Simulation
 from pfedme.errors import InputError
 from pfedme.export import Predictor
@@ -77,6 +89,11 @@ class Client:
         return Pins(self.state, self.run)
 
     @property
+    def log(self) -> AuditLog:
+        """The client's own log."""
+        return AuditLog(self.state)
+
+    @property
     def told(self) -> Told:
         """What the client shares about its table, after a check that it may."""
         return self._told(self.rows)
@@ -84,6 +101,8 @@ class Client:
     def _told(self, rows: int) -> Told:
         told = self.table.tell(self.policy.min_count)
         self.policy.check_table(rows, [*told.numbers, *told.categories])
+        if self.policy.schema:
+            told = declared(Path(self.policy.schema), told)
         return dataclasses.replace(told, most_classes=self.policy.most_classes(told))
 
     @property
@@ -103,9 +122,16 @@ class Client:
 
         Nothing leaves before the owner has approved the plan.
         """
-        if self.approved(asked.words.get("plan")) is None:
+        plan = self.approved(asked.words.get("plan"))
+        if plan is None:
             return Content({"pending": True}, {})
-        return Content({"version": __version__, **to_words(self.told)}, {})
+        self._refuse_uncovered(plan)
+        self._check_budget(plan, calibrated(plan, self.policy, self.rows), "")
+        source = SCHEMA_FILE if self.policy.schema else FROM_ROWS
+        about: Words = {} if source == FROM_ROWS else {"source": source}
+        told = to_words(self.told)
+        self.log.append("agreement", source=source, min_count=self.policy.min_count)
+        return Content({"version": __version__, **told, **about}, {})
 
     def join(self, asked: Content) -> Content:
         """Binds the client to an agreement that fits its table and its limits."""
@@ -115,21 +141,73 @@ class Client:
         if self.approved(agreement["plan"]) is None:
             return Content({"pending": True}, {})
         bound, rows = Bound(self, agreement), self.rows
+        self._refuse_uncovered(bound.plan)
         self.policy.check_schema(bound.schema, self._told(rows))
         self.policy.check_size(bound.numbers)
+        self.policy.check_clients(bound.clients)
         self.policy.check_table(rows, (), bound.plan)
-        own = to_pin(self.personalize, rows, bound.plan, self.policy)
-        return Content({"bound": self.pins.bind(agreement, self.table.pinned().fingerprint, own)}, {})
+        noise = calibrated(bound.plan, self.policy, rows)
+        own = to_pin(self.personalize, rows, bound.plan, self.policy) | ({"noise": noise} if noise else {})
+        sha = self.pins.bind(agreement, self.table.pinned().fingerprint, own)
+        pinned = self.pins.bound(sha)
+        self._check_budget(bound.plan, pinned.get("noise"), pinned["id"])
+        return Content({"bound": sha}, {})
+
+    def _refuse_uncovered(self, plan: Plan) -> None:
+        """Raises a refusal if a plan is private and the owner uses rows in ways that its ε does not cover."""
+        if plan.privacy is not None and self.share_metrics:
+            raise Refusal(
+                "the plan has differential privacy, which does not cover the exact scores that it shares; "
+                "its owner can leave out --share-metrics"
+            )
+        if plan.privacy is not None and self.personalize is not None:
+            raise Refusal(
+                "the plan has differential privacy, which does not cover a choice by its rows; its owner can "
+                "leave out --personalize"
+            )
+
+    def _check_budget(self, plan: Plan, noise: Words | None, run: str) -> None:
+        """Tells the owner how long the budget lasts for a private plan; raises a refusal if that is not even
+        a round."""
+        if noise is None:
+            return
+        budget = Budget.of(self.log.read())
+        if budget.of_run(run).lines:
+            return  # it was told before
+        rounds = budget.lasts(cost_of(plan, noise, run, "train"), plan.rounds, self.policy)
+        if rounds == 0:
+            limit = f"{self.policy.max_epsilon or noise['spec']['epsilon']:g}"
+            raise Exhausted(f"its budget is spent: even one round would exceed its limit of epsilon {limit}")
+        say(
+            f"Noise multiplier {noise['noise']:.4g}, clipping at {noise['spec']['clip']:g}: the whole plan "
+            f"costs epsilon {noise['epsilon']:.4g} at delta {noise['spec']['delta']:g}."
+            + (f" What is left lasts for {rounds} of {plan.rounds} rounds." if rounds < plan.rounds else "")
+        )
 
     def train(self, asked: Content) -> Content:
         """The client's part of a round; the personal model stays here."""
-        task = Task(self, asked, train=True)
-        update = task.simulation.reply(task.t, task.sent, task.kept)
-        task.memory.expect(task.t, update.state)
-        self.keep(task, update.models)
-        weighted = task.simulation.algorithm.aggregation == "samples"
-        rows = {"rows": int(task.federation.n_train[0])} if weighted else {}
-        return Content(rows | task.told, to_vectors(update.upload))
+        task, made = Task(self, asked, train=True), list[Models]()
+
+        def make() -> Content:
+            update = task.simulation.reply(task.t, task.sent, task.kept)
+            task.memory.expect(task.t, update.state)
+            made.append(update.models)
+            weighted = task.simulation.algorithm.aggregation == "samples"
+            rows = {"rows": int(task.federation.n_train[0])} if weighted else {}
+            return Content(rows | task.told, to_vectors(update.upload))
+
+        content = make() if task.private is None else self._released(task, make)
+        for models in made:  # none if the reply is one that was made before
+            self.keep(task, models)
+        return content
+
+    def _released(self, task: Task, make: Callable[[], Content]) -> Content:
+        """The upload of a private plan, which is made once and charged."""
+        try:
+            return Releases(self.log, self.policy, task.run).once(task.t, task.cost("train"), make)
+        except Exhausted as exhausted:
+            self._leave(str(exhausted))
+            raise
 
     def finish(self, asked: Content) -> Content:
         """Makes the models in response to w; they stay here, as do their scores unless they may be shared.
@@ -137,6 +215,8 @@ class Client:
         A client that chooses its model does so afterwards (`choosing.choose`), from what is kept here.
         """
         task = Task(self, asked, train=False)
+        if task.private is not None and not self._may_finish(task, last=asked.words.get("last") is True):
+            return Content(task.told, {})
         simulation = task.simulation
         stacked, info = simulation.reply_models(task.t, task.sent, task.kept)
         # On all training rows, so that counts do not show whether some are kept for the client's choice.
@@ -156,6 +236,26 @@ class Client:
                 atomic_write(self.state / DONE, f"{task.t}\n")
         scores = {"scores": scores_told(evaluation, task.federation)} if self.share_metrics else {}
         return Content(scores | task.told, {})
+
+    def _may_finish(self, task: Task, *, last: bool) -> bool:
+        """Charges for the models of a private plan; returns whether they must still be made.
+
+        Raises a refusal if there is no budget for them.
+        """
+        if not last:
+            raise Refusal("with differential privacy, it makes its models only at the end")
+        try:
+            before = Releases(self.log, self.policy, task.run).final(task.t, task.cost("finish"))
+        except Exhausted as exhausted:
+            self._leave(str(exhausted))
+            raise
+        return not (before and (self.state / DONE).exists())
+
+    def _leave(self, reason: str) -> None:
+        """Records that the client leaves the run, for the process that supervises it."""
+        with writing(self.state):
+            words = {"reason": reason, "over": False, "own": True}
+            atomic_write(self.state / REFUSED, json.dumps(words) + "\n")
 
     def keep(self, task: Task, models: Models) -> None:
         """Writes the personal model (or else the local one) into the state folder, with its round."""
@@ -246,13 +346,19 @@ class Task:
             raise Refusal("its rows have changed since the agreement; restore them") from None
         self.pinned, self.how = pinned, how_pinned(pinned)
         """What binds the client, and how it chooses its model when the run is over."""
-        self.whole = simulation_of(client, bound, self.federation, pinned["secret"])
+        self.run: str = pinned["id"]
+        """The agreement's own number,"""
+        self.private: Words | None = pinned.get("noise")
+        """and the noise that was pinned with it, if the plan is private."""
+        if (self.private is None) != (bound.plan.privacy is None):
+            raise Refusal("its noise is not in its state folder; its owner has to check that")
+        self.whole = simulation_of(client, bound, self.federation, pinned)
         """The client with all its training rows,"""
         self.simulation = self.whole
         """and with those that it trains on."""
         if self.how:
             part = self.federation.hold_out(0, self.how.folds)
-            self.simulation = simulation_of(client, bound, part, pinned["secret"])
+            self.simulation = simulation_of(client, bound, part, pinned)
         columns = [column.name for column in bound.schema.columns]
         trained = int(self.simulation.federation.n_train[0])
         client.policy.check_table(trained, columns, bound.plan)
@@ -274,6 +380,11 @@ class Task:
         self.told: Words = {STARTED_OVER: True} if self.memory.started_over else {}
         """What the server is told about that."""
 
+    def cost(self, kind: str) -> Cost:
+        """What a reply of some kind costs of the budget."""
+        assert self.private is not None
+        return cost_of(self.bound.plan, self.private, self.run, kind)
+
 
 def rows_of(client: Client, bound: Bound, fingerprint: str) -> Federation:
     """The client's rows as numbers; raises an error if they are no longer those with this fingerprint."""
@@ -281,11 +392,17 @@ def rows_of(client: Client, bound: Bound, fingerprint: str) -> Federation:
     return dataclasses.replace(table.load(bound.schema), ids=np.array([bound.id], np.uint32))
 
 
-def simulation_of(client: Client, bound: Bound, federation: Federation, secret: str) -> Simulation:
-    """The client's part of the run with the training rows of a federation, which are its own."""
+def simulation_of(client: Client, bound: Bound, federation: Federation, pinned: Words) -> Simulation:
+    """The client's part of the run with the training rows of a federation, which are its own.
+
+    If the plan is private, mini-batches and noise come from a key that nobody has ever seen.
+    """
+    noise: Words | None = pinned.get("noise")
+    key = secret_key(pinned["secret"]) if client.policy.batch_key == "secret" else None
     return Simulation(
         bound.plan.algorithm, bound.model, federation, cohort=1, seed=bound.plan.seed,
-        key=secret_key(secret) if client.policy.batch_key == "secret" else None, total=bound.clients,
+        key=key if noise is None else fresh_key(), total=bound.clients,
+        privacy=None if noise is None else row_plan(noise),
     )  # fmt: skip
 
 
@@ -308,30 +425,3 @@ def secret_key(secret: str) -> jax.Array:
     """The key from which a client draws its mini-batches: a server that knew them could solve for the rows,
     because it sees how uploads change with the rows that are drawn."""
     return jax.random.wrap_key_data(jnp.asarray(np.frombuffer(bytes.fromhex(secret), np.uint32)))
-
-
-def scores_told(evaluation: Evaluation, federation: Federation) -> dict[str, Any]:
-    """Counts and sums over a client's rows, from which the server computes the record.
-
-    For each model and part: `loss`, `rows` and the number of `right` ones; in a regression, `mean` and
-    `spread` of the labels instead.
-    """
-    parts: dict[Part, dict[str, Scores]] = {"test": evaluation.test, "train": evaluation.train}
-    return {
-        "n_train": int(federation.n_train[0]),
-        "n_test": int(federation.n_test[0]),
-        "info": {name: float(values[0]) for name, values in evaluation.info.items()},
-        **{
-            part: {kind: _sums(scores, federation, part) for kind, scores in of.items()}
-            for part, of in parts.items()
-        },
-    }  # fmt: skip
-
-
-def _sums(scores: Scores, federation: Federation, part: Part) -> dict[str, Any]:
-    told: dict[str, Any] = {"loss": float(scores.loss[0]), "rows": int(scores.count[0])}
-    if scores.spread is None:
-        return told | {"right": int(scores.correct[0])}
-    start, count = (values[0] for values in federation.rows(part))
-    labels = federation.y[start : start + count]
-    return told | {"spread": float(scores.spread.own[0]), "mean": float(labels.mean()) if count else 0.0}

@@ -3,39 +3,45 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import ipaddress
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from pfedme import __version__
 from pfedme.algorithms import Algorithm
 from pfedme.core.models import parse_model
-from pfedme.core.spec import build, field_types
+from pfedme.core.spec import build, field_types, to_json
 from pfedme.data.table import OPTIONS, Table
 from pfedme.deploy import choosing, ending, keys, serve, supervise_client
+from pfedme.deploy.audit_log import AuditLog
 from pfedme.deploy.client import MODEL, Client
 from pfedme.deploy.config import config_of
 from pfedme.deploy.console import told_lines
 from pfedme.deploy.ending import parse_choice
 from pfedme.deploy.messages import Refusal, Words, sha256
-from pfedme.deploy.plan import OWN, PORT, Plan
+from pfedme.deploy.plan import OWN, PORT, Plan, private_rows
 from pfedme.deploy.policy import Policy, read_policy
 from pfedme.deploy.processes import joined, parse_address
 from pfedme.engine.devices import keep_compiled_programs
-from pfedme.errors import InputError
+from pfedme.errors import InputError, RunError
+from pfedme.privacy.units import Privacy
 
 KEYS = Path("keys")
 ANEW = ("resume", "listen", "keys", "insecure", "insecure_network", "json", "debug")
 """Options that may change when a run is resumed."""
 
 
-def plan_of(args: argparse.Namespace, algorithm: Algorithm) -> Plan:
+def plan_of(args: argparse.Namespace, algorithm: Algorithm, privacy: Privacy | None) -> Plan:
     """The plan that the command line describes."""
     numbers = {name: getattr(args, name) for name in ("rounds", "cohort", "seed", *OWN)}
     return Plan(
-        algorithm=algorithm, model=parse_model(args.model), eval_every=args.eval_every or 0, **numbers
+        algorithm=algorithm, model=parse_model(args.model), eval_every=args.eval_every or 0,
+        privacy=private_rows(privacy), **numbers,
     ).checked()  # fmt: skip
 
 
@@ -112,6 +118,13 @@ def client(args: argparse.Namespace) -> int:
     policy = read_policy(Path(args.data), limits)
     how = parse_choice(args.personalize)
     own = Client(table, args.state, args.share_metrics, policy, personalize=how)
+    if policy.dp == "rows" and importlib.util.find_spec("dp_accounting") is None:
+        raise InputError("--dp rows needs the package dp-accounting: pip install 'pfedme[privacy]'.")
+    if policy.dp == "rows" and (args.share_metrics or how):
+        option = "--personalize, which uses rows as they are" if how else "exact scores (--share-metrics)"
+        raise InputError(
+            f"Differential privacy of rows (--dp rows) does not cover {option}; leave one of them out."
+        )
     rows = table.load()
     try:
         told = own.told
@@ -122,7 +135,8 @@ def client(args: argparse.Namespace) -> int:
     )  # fmt: skip
     say = supervise_client.console
     train, test = int(rows.n_train.sum()), int(rows.n_test.sum())
-    with supervise_client.at_work(args.state):
+    log = AuditLog(args.state)
+    with supervise_client.at_work(args.state), noted(log, name, policy):
         if (args.state / ending.FILE).exists():
             say("The last run is over, but its model has not been chosen yet; no server is needed for that.")
         else:
@@ -151,6 +165,33 @@ def _chosen(own: Client, say: Callable[[str], None]) -> Words | None:
             say(steps[step])
 
     return choosing.choose(own, watch)
+
+
+@contextmanager
+def noted(log: AuditLog, name: str, policy: Policy) -> Iterator[None]:
+    """Notes in a client's log that the client was started with these limits, and that it has ended; prints
+    the hash of the last line, which its owner can compare later."""
+    try:
+        log.append("started", version=__version__, name=name, policy=to_json(policy))
+    except Refusal as refusal:
+        raise InputError(f"This client cannot take part: {refusal}.") from None
+    try:
+        yield
+    finally:
+        _print_end(log)
+
+
+def _print_end(log: AuditLog) -> None:
+    try:
+        chain = log.end()
+    except (InputError, RunError) as error:
+        print(f"pfedme: {error}", file=sys.stderr, flush=True)
+    else:
+        print(
+            f"The log {log.path} has {len(chain.lines):,} lines; its head is {chain.head}. Note it elsewhere "
+            f"to check later that nothing was changed: pfedme log verify {log.state} --head HASH",
+            file=sys.stderr, flush=True,
+        )  # fmt: skip
 
 
 def _refuse_open(host: str, args: argparse.Namespace, option: str) -> None:

@@ -19,8 +19,9 @@ from pfedme.core.models import MODELS
 from pfedme.core.spec import build, field_types, parse, to_json
 from pfedme.deploy import BUNDLE
 from pfedme.deploy.messages import Words
-from pfedme.deploy.plan import Plan, model_words
+from pfedme.deploy.plan import Plan, model_words, private_rows
 from pfedme.errors import InputError, unknown
+from pfedme.privacy.units import Privacy
 
 T = TypeVar("T")
 
@@ -28,7 +29,7 @@ APP = ("out", "names", "limit", "command", "resume")
 """Keys that describe a run but are not part of its plan."""
 ROUNDS = "num-server-rounds"
 """The name of the number of rounds in Flower's own apps."""
-NUMBERS = [name for name in field_types(Plan) if name not in ("algorithm", "model", "rounds")]
+NUMBERS = [name for name in field_types(Plan) if name not in ("algorithm", "model", "rounds", "privacy")]
 
 
 def declared() -> Words:
@@ -52,6 +53,7 @@ def config_of(plan: Plan) -> Words:
         "algorithm": json.dumps({"name": plan.algorithm.name, **to_json(plan.algorithm)}),
         "model": json.dumps(model_words(plan.model)),
         ROUNDS: plan.rounds,
+        "privacy": "" if plan.privacy is None else str(plan.privacy),
         **{key: value for key, value in numbers.items() if value is not None},
     }
 
@@ -64,11 +66,13 @@ def plan_of(config: Mapping[str, Any]) -> Plan:
         if value != "" and key not in (*APP, ROUNDS)
     }
     algorithm, model = str(given.pop("algorithm")), str(given.pop("model"))
+    privacy = str(given.pop("privacy", ""))
     numbers = {name: given.pop(name) for name in NUMBERS if name in given}
     return Plan(
         algorithm=_algorithm(algorithm, given),
         model=_described(model, MODELS, "model"),
         rounds=config[ROUNDS],
+        privacy=private_rows(Privacy.from_text(privacy, "privacy")) if privacy else None,
         **numbers,
     ).checked()
 

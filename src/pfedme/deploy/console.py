@@ -28,6 +28,11 @@ def plan_lines(plan: Words, sha: str) -> list[str]:
         f"  seed       {plan['seed']}",
         f"  sends      {sends(plan)}",
     ]
+    if privacy := plan.get("privacy"):
+        lines.append(
+            f"  privacy    of {privacy['unit']}: epsilon {privacy['epsilon']:g} at delta "
+            f"{privacy['delta']:g}, gradients of rows clipped at {privacy['clip']:g}; this machine adds noise"
+        )
     if plan["eval_every"]:
         lines.append(f"  evaluated  every {plan['eval_every']} rounds")
     return [*lines, f"  SHA-256    {sha}"]
@@ -41,8 +46,9 @@ def sends(plan: Words) -> str:
 
 def told_lines(told: Told, policy: Policy) -> list[str]:
     """What leaves a client for the agreement, item by item."""
+    source = f", from {policy.schema}" if policy.schema else ""
     lines = [
-        "To agree on columns, classes and scaling, this will leave this machine:",
+        f"To agree on columns, classes and scaling, this will leave this machine{source}:",
         f"  label '{told.label}', {told.task}"
         + (f": {_listed(told.classes)}" if told.classes else f": {_moments(told.quantity)}"),
     ]
@@ -50,7 +56,7 @@ def told_lines(told: Told, policy: Policy) -> list[str]:
     lines += [f"  text '{name}': {_listed(own) or 'none'}" for name, own in told.categories.items()]
     if told.classes:
         lines.append(f"  that this client accepts at most {told.most_classes} classes")
-    if policy.min_count > 1:
+    if policy.min_count > 1 and not policy.schema:
         lines.append(
             f"Text values that occur in fewer than {policy.min_count} training rows are not revealed, nor "
             "are numbers that are all equal; for numbers with few distinct values, only one digit is."

@@ -29,6 +29,9 @@ counts."""
 LOST = "it had lost what it kept, and started over"
 """What the ledger says of that."""
 
+SCHEMA_FILE, FROM_ROWS = "schema file", "rows, with minimum counts"
+"""Where what a client tells for the agreement comes from."""
+
 SHARED = "shared/"
 """The prefix of the names of the shared model's vectors, if it is sent separately from what the algorithm
 sends."""
@@ -39,6 +42,23 @@ class Content(NamedTuple):
 
     words: Words
     arrays: dict[str, np.ndarray]
+
+
+def digest(content: Content) -> tuple[int, str]:
+    """The number of bytes and the SHA-256 of a message's content: a line of JSON with its words and the name,
+    type and shape of its arrays, and the bytes of the arrays in that order.
+
+    >>> digest(Content({"round": 3}, {"w": np.zeros(4, np.float32)}))[0]
+    70
+    """
+    arrays = {name: content.arrays[name] for name in sorted(content.arrays)}
+    about = [[name, str(array.dtype), list(array.shape)] for name, array in arrays.items()]
+    line = json.dumps({"words": content.words, "arrays": about}, sort_keys=True, separators=(",", ":"))
+    parts = [f"{line}\n".encode(), *(array.tobytes() for array in arrays.values())]
+    sha = hashlib.sha256()
+    for part in parts:
+        sha.update(part)
+    return sum(map(len, parts)), sha.hexdigest()
 
 
 class Reply(NamedTuple):

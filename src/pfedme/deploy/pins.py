@@ -86,7 +86,8 @@ class Pins:
 
     def bind(self, agreement: Words, fingerprint: str, own: Words) -> str:
         """Binds the client to an agreement about a table with this fingerprint, and to decisions of its `own`
-        that hold for the whole run; returns the agreement's hash.
+        that hold for the whole run: how it chooses its model, and the noise that it adds if the plan is
+        private. Returns the agreement's hash.
 
         Raises a refusal if the client has answered a round of another one.
         """

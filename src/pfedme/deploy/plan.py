@@ -8,21 +8,19 @@ from typing import Any
 
 from pfedme import __version__
 from pfedme.algorithms import ALGORITHMS, Algorithm
-from pfedme.algorithms.base import rounded_down
+from pfedme.algorithms.cautious import with_cautious_steps
 from pfedme.core.models import MODELS, Description, Model, model_from_json
 from pfedme.core.spec import Count, Index, NonNegative, Positive, Seed, build, check, to_json
 from pfedme.deploy.messages import Refusal, Words
 from pfedme.errors import InputError
+from pfedme.privacy.rows import check_algorithm
+from pfedme.privacy.units import Privacy, Rows
 from pfedme.runs.foreign import name_of
 
 PORT = 9092
 """The port that clients connect to in Flower's guides, and that firewalls may know."""
 OWN = ("min_clients", "min_replies", "deadline", "max_attempts", "clip", "max_norm_ratio", "join_timeout")
 """The fields of a plan that only a server with clients elsewhere has."""
-UNSEEN_CURVATURE = 100.0
-"""The assumed L if no step size is given: well above that of most standardised tables."""
-LARGEST_STEP = 1.0
-"""The largest η, α, ηλ and αλ/2 that a client accepts unless its owner says otherwise."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,6 +52,8 @@ class Plan:
     """Seconds to wait for enough clients."""
     eval_every: Index = 0
     """Rounds between two evaluations, each of which costs another exchange; 0 for only at the end."""
+    privacy: Rows | None = None
+    """Differential privacy of rows that clients must have, each with noise of its own; none if not given."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "algorithm", with_cautious_steps(self.algorithm))
@@ -64,11 +64,28 @@ class Plan:
         if why := self.algorithm.simulated or (not self.algorithm.federated and "nothing is shared"):
             raise InputError(f"{self.algorithm.name} is for simulations and cannot be deployed: {why}.")
         model_words(self.model)
+        if self.privacy is not None:
+            self._check_privacy(self.privacy)
         if getattr(self.algorithm, "rechoose", 0):
             raise InputError("--rechoose is for simulations; leave it out.")
         if (stand_in := _of_one_feature(self.model)) is not None:
             self.algorithm.check_fit(stand_in, self.min_clients)
         return self
+
+    def _check_privacy(self, privacy: Rows) -> None:
+        """Raises an error if something about the plan is not covered by differential privacy of rows."""
+        check(privacy, "--dp rows")
+        check_algorithm(self.algorithm)
+        if self.algorithm.aggregation == "samples":
+            raise InputError(
+                "--aggregation samples makes clients send the number of their rows, which --dp rows does not "
+                "cover; use --aggregation uniform."
+            )
+        if self.eval_every:
+            raise InputError(
+                "--eval-every makes clients use their rows between rounds, which would spend their budgets "
+                "on nothing with --dp rows; leave it out."
+            )
 
     def offer(self) -> Words:
         """What clients learn about the plan, and what they approve: its hash is that of these words."""
@@ -80,23 +97,8 @@ class Plan:
                 name: getattr(self, name)
                 for name in ("rounds", "cohort", "seed", "min_clients", "eval_every")
             },
+            **({} if self.privacy is None else {"privacy": {"unit": "rows", **to_json(self.privacy)}}),
         }
-
-
-def with_cautious_steps(algorithm: Algorithm) -> Algorithm:
-    """The algorithm with step sizes for those that are not given: small enough for tables that the server
-    does not see, and for clients with default limits."""
-    found = algorithm.with_steps(UNSEEN_CURVATURE)
-    lam = getattr(algorithm, "lam", 0.0)
-    limits = {"eta": LARGEST_STEP / max(1.0, lam), "alpha": LARGEST_STEP / max(1.0, lam / 2)}
-    too_large = {
-        name: limit
-        for name, limit in limits.items()
-        if name in algorithm.steps and not getattr(algorithm, name) and getattr(found, name) > limit
-    }
-    return dataclasses.replace(
-        found, **{name: min(limit, rounded_down(limit)) for name, limit in too_large.items()}
-    )
 
 
 def model_words(model: Description) -> Words:
@@ -149,7 +151,8 @@ def offered(words: Any) -> Plan:
         numbers = {f.name for f in dataclasses.fields(Plan)} & set(fields)
         if numbers != set(fields):
             raise Refusal("the server's plan has settings that this version does not know")
-        plan = Plan(algorithm=algorithm, model=model, **fields).checked()
+        privacy = offered_privacy(fields.pop("privacy")) if "privacy" in fields else None
+        plan = Plan(algorithm=algorithm, model=model, privacy=privacy, **fields).checked()
         if plan.offer() != words:  # such as "10" for 10: the owner sees, and approves, the words
             raise Refusal("the server's plan is not written as this version writes it")
         return plan
@@ -159,6 +162,24 @@ def offered(words: Any) -> Plan:
         raise Refusal(f"the server's plan is impossible: {error}"[:300]) from None
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
         raise Refusal("the server's plan cannot be read") from None
+
+
+def offered_privacy(words: Any) -> Rows:
+    """The differential privacy of a plan that a server offers."""
+    fields = dict(words)
+    if fields.pop("unit") != "rows":
+        raise Refusal("the plan's unit of differential privacy is not that of rows")
+    return build(Rows, fields, "differential privacy of rows")
+
+
+def private_rows(privacy: Privacy | None) -> Rows | None:
+    """The privacy that a server is asked for, after a check that deployed clients can have it."""
+    if privacy is None or isinstance(privacy, Rows):
+        return privacy
+    raise InputError(
+        f"--dp {privacy.name} is for simulations: clients on other machines add noise for their own rows "
+        "(--dp rows)."
+    )
 
 
 def _part(words: Words, known: Mapping[str, Any], what: str) -> Any:

@@ -19,13 +19,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pfedme.algorithms import ALGORITHMS
+from pfedme.algorithms.cautious import LARGEST_STEP
 from pfedme.core.models import MODELS
-from pfedme.core.spec import Count, Index, NonNegative, Positive, build, field_types
+from pfedme.core.spec import Count, Index, NonNegative, Positive, Share, build, field_types
 from pfedme.data.fitting import MOST_CATEGORIES, Moments, Told
 from pfedme.data.forms import PLAIN
 from pfedme.data.schema import Column, Schema
 from pfedme.deploy.messages import Refusal
-from pfedme.deploy.plan import LARGEST_STEP, Plan, model_words
+from pfedme.deploy.plan import Plan, model_words
 from pfedme.errors import InputError, unknown
 
 FILE = "policy.toml"
@@ -35,6 +36,8 @@ own standard deviation: pooled over N clients of equal size, no honest mean is f
 is stretched much more reveals single rows."""
 MANY_FEATURES, FEW_FEATURES = 10, 1000
 """An agreement may have this multiple of the features of a client's own table, plus a constant."""
+MOST_DRAWN = 10
+"""Clients in a round if a plan does not say how many."""
 LONGEST_TEXT = 200
 """Limit on the characters of a name, a class or a category."""
 
@@ -84,6 +87,21 @@ class Policy:
     from other packages."""
     columns: tuple[str, ...] = ()
     """Columns that may be used, separated by commas; if not given, all that --features and --drop leave."""
+    schema: str = ""
+    """File with the means, deviations, categories and classes to tell for the agreement, instead of those of
+    the rows."""
+    dp: Literal["none", "rows"] = "none"
+    """Differential privacy that a plan must have: none is required, or that of this client's rows."""
+    max_epsilon: Positive | None = None
+    """Largest ε of this client's rows over all runs in its state folder, with --dp rows; the message that
+    would exceed it is refused. This client adds the noise of a smaller ε than the plan's, if need be."""
+    max_delta: Share = 1e-5
+    """Largest δ of a plan with differential privacy; the ε of all runs is that at this δ."""
+    min_cohort: Count = 1
+    """Smallest number of clients in a round and in the federation, this one included."""
+    secure_aggregation: Literal["optional", "required"] = "optional"
+    """Whether uploads must be added up without the server seeing each of them. This version cannot do that:
+    if it is required, every plan is refused."""
 
     def checked(self) -> Policy:
         """This policy, after a check that it makes sense."""
@@ -91,6 +109,15 @@ class Policy:
             raise InputError(
                 f"--approve must be ask, any or the SHA-256 of a plan (64 digits, 0-9 and a-f), not "
                 f"'{self.approve[:80]}'."
+            )
+        if self.dp == "rows" and self.max_epsilon is None:
+            raise InputError(
+                "--dp rows needs the largest epsilon of this client's rows over all runs; add --max-epsilon, "
+                "such as 3."
+            )
+        if self.dp == "none" and self.max_epsilon is not None:
+            raise InputError(
+                "--max-epsilon limits nothing if plans need not be private; add --dp rows, or leave it out."
             )
         for what, names, known in (
             ("algorithm", self.algorithms, ALGORITHMS),
@@ -117,6 +144,12 @@ class Policy:
     def check_plan(self, plan: Plan) -> None:
         """Raises a refusal if a plan asks for more than this policy allows."""
         algorithm = plan.algorithm
+        self._check_privacy(plan)
+        if (drawn := plan.cohort or MOST_DRAWN) < self.min_cohort:
+            raise Refusal(
+                f"the plan draws {drawn} clients for a round, but its limit is {self.min_cohort} "
+                "(--min-cohort)"
+            )
         allowed = self.algorithms or tuple(ALGORITHMS.own)
         if algorithm.name not in allowed:
             raise Refusal(f"its policy allows {', '.join(allowed)}, but not {algorithm.name} (--algorithms)")
@@ -142,6 +175,27 @@ class Policy:
                 raise Refusal(
                     f"the plan's {name} is {value:g}, but its limit is {getattr(self, limit):g} ({option})"
                 )
+
+    def _check_privacy(self, plan: Plan) -> None:
+        if self.secure_aggregation == "required":
+            raise Refusal(
+                "it requires secure aggregation, which this version of pfedme does not have "
+                "(--secure-aggregation)"
+            )
+        if self.dp == "rows" and plan.privacy is None:
+            raise Refusal("the plan has no differential privacy, which it requires (--dp rows)")
+        if plan.privacy is not None and plan.privacy.delta > self.max_delta:
+            raise Refusal(
+                f"the plan's delta is {plan.privacy.delta:g}, but its limit is {self.max_delta:g} "
+                "(--max-delta)"
+            )
+
+    def check_clients(self, count: int) -> None:
+        """Raises a refusal if a federation has too few clients."""
+        if count < self.min_cohort:
+            raise Refusal(
+                f"the agreement is among {count} clients, but its limit is {self.min_cohort} (--min-cohort)"
+            )
 
     def most_classes(self, told: Told) -> int:
         """How many classes the label may have, for a client that shares this."""
@@ -223,4 +277,7 @@ def read_policy(data: Path, given: Mapping[str, Any]) -> Policy:
         for name, value in fields.items():
             if name in field_types(Policy) and isinstance(value, list):
                 fields[name] = tuple(map(str, value))
-    return build(Policy, {**fields, **given}, str(path) if fields else "the policy").checked()
+    if fields.get("schema"):
+        fields["schema"] = str(path.parent / str(fields["schema"]))
+    found = build(Policy, {**fields, **given}, str(path) if fields else "the policy").checked()
+    return dataclasses.replace(found, schema=str(Path(found.schema).absolute()) if found.schema else "")

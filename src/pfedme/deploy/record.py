@@ -20,7 +20,7 @@ from pfedme.data.federation import Federation
 from pfedme.deploy.agreement import Agreement
 from pfedme.deploy.events import Event, emit
 from pfedme.deploy.log import one_line
-from pfedme.deploy.messages import Content
+from pfedme.deploy.messages import FROM_ROWS, SCHEMA_FILE, Content
 from pfedme.deploy.plan import Plan
 from pfedme.deploy.progress import Progress, Stopped
 from pfedme.deploy.server import Server
@@ -28,6 +28,7 @@ from pfedme.engine.evaluation import Evaluation
 from pfedme.engine.metrics import Scores, Spread
 from pfedme.errors import InputError, RunError
 from pfedme.files import atomic_write, writing
+from pfedme.privacy.rows import NOT_COVERED
 from pfedme.runs.clients_file import clients_csv
 from pfedme.runs.environment import environment
 from pfedme.runs.folder import Folder, models_file
@@ -90,6 +91,8 @@ class DeploymentRecord:
                 **{f.name: getattr(self.plan, f.name) for f in PLAN_NUMBERS},
                 "clients": list(progress.agreement.names) if progress else [],
                 "refused": progress.agreement.refused if progress else {},
+                "agreed_from": agreed_from(progress.agreement) if progress else {},
+                "privacy": privacy_words(self.plan),
                 "round": progress.t if progress else 0,
             },
             "environment": environment(),
@@ -188,7 +191,30 @@ class DeploymentRecord:
         report([self.folder.path], self.folder.path / NAME, force=True)
 
 
-PLAN_NUMBERS = [f for f in dataclasses.fields(Plan) if f.name not in ("algorithm", "model")]
+PLAN_NUMBERS = [f for f in dataclasses.fields(Plan) if f.name not in ("algorithm", "model", "privacy")]
+
+
+def agreed_from(agreement: Agreement) -> dict[str, str]:
+    """Where what each client told for the agreement came from."""
+    return {name: SCHEMA_FILE if name in agreement.declared else FROM_ROWS for name in agreement.names}
+
+
+def privacy_words(plan: Plan) -> dict[str, Any] | None:
+    """What a record says about the differential privacy of a plan, which each client enforces itself."""
+    if plan.privacy is None:
+        return None
+    return {
+        "unit": "rows",
+        "relation": "add or remove one row",
+        "sampling": f"Poisson, {plan.algorithm.B or 'all'} of a client's rows expected in a mini-batch",
+        "accountant": "privacy loss distributions, dp-accounting, at each client",
+        "simulated": False,
+        "epsilon": plan.privacy.epsilon,
+        "delta": plan.privacy.delta,
+        "clip": plan.privacy.clip,
+        "covered": "uploads and personal models; a client may add more noise, for a smaller epsilon",
+        "not_covered": list(NOT_COVERED),
+    }
 
 
 def gathered(t: int, told: list[dict[str, Any]], unit: float) -> Evaluation:

@@ -198,6 +198,13 @@ def _watch(
         told = ended or trying or not busy
         if told and (refused := client.state / REFUSED).exists():
             word = json.loads(refused.read_text())
+            if word.get("own"):
+                # The server may not have fetched the reason yet.
+                finished = finished or time.monotonic()
+                if ended or trying or time.monotonic() - finished > LINGER_S:
+                    raise RunError(f"This client has left the run: {word['reason']}.")
+                time.sleep(LOOK_S)
+                continue
             if word["over"]:
                 raise RunError(f"The run has failed: {word['reason']}")
             raise InputError(f"The server turned this client away: {word['reason']}")
