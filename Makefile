@@ -11,7 +11,7 @@ run: $(INSTALLED)
 	$(BIN)/pfedme compare \
 	    pfedme:lam=20,eta=0.01,alpha=0.01,beta=2 fedavg:eta=0.02 per-fedavg:alpha=0.02,eta=0.002 \
 	    alone:eta=0.02 fedavg-ft:eta=0.02 \
-	    --data synthetic --model mlr --rounds 600 --cohort 10 --out runs/first --force
+	    --data synthetic --model mlr --rounds 600 --cohort 10 --personalize auto:small=0 --out runs/first --force
 
 test: lint
 	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder

@@ -112,12 +112,6 @@ class Recommended(NamedTuple):
             for _, path, record in self.runs
         }
 
-    def over_seeds(self) -> np.ndarray:
-        """Every client's score with the model that it has chosen, averaged over seeds; NaN if it has none."""
-        column = f"recommended_{self.measure.key}"
-        tables = [_rows(path / "personalized.csv", column) for _, path, _ in self.runs]
-        return np.mean([[score for _, score, _ in rows] for rows in tables], axis=0)
-
     def verdict(self) -> Verdict:
         """Whether joining pays with these models."""
         verdicts = [Verdict(**document["verdict"]) for document in self.documents]
@@ -218,20 +212,14 @@ def _scored(runs: Sequence[Ran], measure: Measure) -> list[Scored]:
 
 def _read(file: Path, column: str) -> Scores:
     """The scores in a column of a table of clients; empty if there are none."""
-    rows = _rows(file, column)
-    return {client: (score, count) for client, score, count in rows if not np.isnan(score)}
-
-
-def _rows(file: Path, column: str) -> list[tuple[str, float, int]]:
-    """The name of each client in a table, its score in a column, NaN if it has none, and its number of test
-    rows."""
     if not file.exists():
-        return []
+        return {}
     try:
         with file.open(newline="", encoding="utf-8") as text:
-            return [
-                (row["client"], float(row.get(column) or "nan"), int(row["n_test"]))
+            return {
+                row["client"]: (float(row[column]), int(row["n_test"]))
                 for row in csv.DictReader(text)
-            ]
+                if row.get(column)
+            }
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{file} cannot be read ({error}); start the run again.") from None

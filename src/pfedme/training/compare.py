@@ -57,11 +57,10 @@ class Comparison:
     def best(self, out: Path) -> set[tuple[str, str]]:
         """(algorithm, model) of each kind of model that is better than all others of its kind beyond noise,
         paired over clients, and also over all rows. Clients' values come from their tables below `out`,
-        averaged over seeds. The pooled model does not compete."""
+        averaged over seeds. The pooled model does not compete, nor do the models that clients have chosen,
+        which are among those of the others."""
         what, found = measure(self.finals), set()
         values = {name: self._of_clients(out, name, what.key) for name in self.records if name != "pooled"}
-        if self.recommended and self.recommended.measure is what:
-            values[RECOMMENDED] = {"personal": self.recommended.over_seeds()}
         for kind in KINDS:
             rivals = {name: own[kind] for name, own in values.items() if kind in own}
             if len({len(own) for own in rivals.values()}) != 1:
