@@ -220,6 +220,24 @@ def trend(found: Found) -> str:
     return "; ".join(f"it {kind} on {', '.join(names)}" for kind, names in told.items())
 
 
+def edges(found: Found) -> str:
+    """How often the chosen λ is the smallest or the largest that was tried."""
+    tried = {method.name: method.lams for method in found.scale.methods}
+    lams = [(tried[method], lam) for (_, method, _), own in found.lams.items() for lam in own]
+    least, most = (sum(lam == pick(grid) for grid, lam in lams) for pick in (min, max))
+    return (
+        f"Of {len(lams)} choices, {least} are the smallest λ that was tried and {most} the largest: the grid "
+        "is coarse, and the best λ may lie beyond it."
+    )
+
+
+def largest_steps(found: Found) -> str:
+    """How often the best step size is the largest that was tried."""
+    largest = {setting.name: max(setting.steps) for setting in found.scale.settings}
+    count = sum(step == largest[name] for (name, _, _), step in found.steps.items())
+    return f"In {count} of {len(found.steps)} cases it is the largest that was tried"
+
+
 def page(found: Found, law: tuple[list[float], list[float], list[float]]) -> str:
     """The content of docs/results/privacy.md."""
     scale = found.scale
@@ -299,6 +317,8 @@ smallest ε: {trend(found)}.
 The λ that was chosen, for each seed:
 
 {lam_table(found)}
+{edges(found)}
+
 ## How it was measured
 
 {about}
@@ -311,6 +331,7 @@ The λ that was chosen, for each seed:
   decide nothing.
 - Every method has the best of {_counts(scale)} step sizes at each ε, chosen on validation rows with seed 0
   and λ fixed. ε does not include that either. All methods have the same number of trials.
+  {largest_steps(found)}, so that longer training or larger steps might give more.
 - Each seed has another split into training and test rows, another first model, other batches and other noise.
 - ε is that of a simulation: noise comes from the seed.
 
