@@ -1,5 +1,5 @@
-"""`pfedme study`: measures what joining is worth, how often the verdict is wrong, and which algorithm is good
-for what."""
+"""`pfedme study`: measures what joining is worth, how often the verdict is wrong, which algorithm is good for
+what, and what privacy costs."""
 
 from __future__ import annotations
 
@@ -20,16 +20,20 @@ examples:
   pfedme study gain --federations medpar,ames   only these; others can be measured at the same time
   pfedme study verdict --out docs               docs/results/verdict.md: how often the verdict is wrong
   pfedme study relatives --quick                some algorithms on two federations, about three minutes
-  pfedme study relatives --out docs             docs/relatives.md: which algorithm for which federation"""
+  pfedme study relatives --out docs             docs/relatives.md: which algorithm for which federation
+  pfedme study privacy --quick                  one federation and seed, about two minutes
+  pfedme study privacy --out docs               docs/results/privacy.md: what privacy costs"""
 ABOUT = {
     "gain": "what joining is worth to clients, on a range of federations",
     "verdict": "how often the verdict is wrong, on federations whose true gain is known",
     "relatives": "all algorithms on a range of federations, each tuned with the same budget",
+    "privacy": "accuracy against ε, for clients alone, one shared model, and personal models",
 }
 QUICK = {
     "gain": "a fifth of the rounds and steps, one seed",
     "verdict": "10 repetitions instead of 200",
     "relatives": "eight algorithms on two federations, a fifth of the rounds, one seed",
+    "privacy": "one federation, three values of ε, one seed",
 }
 
 
@@ -40,7 +44,8 @@ def parser() -> argparse.ArgumentParser:
         return "; ".join(f"{name}: {text}" for name, text in texts.items())
 
     about = (
-        "Measures what joining is worth, how often the verdict is wrong, or which algorithm is good for what."
+        "Measures what joining is worth, how often the verdict is wrong, which algorithm is good for what, "
+        "or what privacy costs."
     )
     made = new_parser("study", about, EXAMPLES)
     made.add_argument("study", metavar="{" + ",".join(ABOUT) + "}", help=each(ABOUT))
@@ -73,7 +78,8 @@ def carry_out(argv: list[str]) -> int:
     keep_compiled_programs()
     refuse_file(args.out)
     words = ["study", name, *(["--quick"] if args.quick else [])]
-    return {"gain": _gain, "verdict": _verdict, "relatives": _relatives}[name](args, words)
+    studies = {"gain": _gain, "verdict": _verdict, "relatives": _relatives, "privacy": _privacy}
+    return studies[name](args, words)
 
 
 def _gain(args: argparse.Namespace, words: list[str]) -> int:
@@ -141,4 +147,26 @@ def _relatives(args: argparse.Namespace, words: list[str]) -> int:
         print(json.dumps({"out": str(args.out), "entries": [entry._asdict() for entry in found.entries]}))
     else:
         print_relatives(found, args.out)
+    return 0
+
+
+def _privacy(args: argparse.Namespace, words: list[str]) -> int:
+    """What privacy costs."""
+    from pfedme.cli.screen.bars import Steps
+    from pfedme.cli.screen.studies import print_privacy
+    from pfedme.experiments import privacy_cost
+    from pfedme.experiments.privacy_page import study_privacy
+    from pfedme.experiments.study import Study
+
+    study = Study(args.out, shlex.join(["pfedme", *words]))
+    try:
+        with Steps() as steps:
+            found = study_privacy(study, privacy_cost.QUICK if args.quick else privacy_cost.FULL, steps)
+    except KeyboardInterrupt:
+        return same_command_resumes([*words, "--out", str(args.out)])
+    if args.json:
+        entries = [e._asdict() | {"epsilon": f"{e.epsilon:g}"} for e in found.entries]
+        print(json.dumps({"out": str(args.out), "entries": entries}))
+    else:
+        print_privacy(found, args.out)
     return 0

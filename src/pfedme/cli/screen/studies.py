@@ -15,6 +15,7 @@ from pfedme.cli.screen.layout import print_table, standard_output
 if TYPE_CHECKING:
     from pfedme.experiments.finding import Finding
     from pfedme.experiments.gain_page import Row
+    from pfedme.experiments.privacy_cost import Found as PrivacyFound
     from pfedme.experiments.tuned import Found
     from pfedme.experiments.verdicts import Summary
 
@@ -63,6 +64,19 @@ def _mean(found: Found, federation: str, method: str) -> str:
         return "–"
     values = found.values(federation, method, found.in_use(federation, method))
     return f"{sum(values) / len(values):.2f}"
+
+
+def print_privacy(found: PrivacyFound, out: Path) -> None:
+    """Prints the accuracy of every method at every ε, on each federation."""
+    rows = []
+    for setting in found.scale.settings:
+        for epsilon in found.scale.epsilons:
+            values = [found.values(setting.name, method, epsilon).values() for method in found.names]
+            rows.append([setting.name, f"{epsilon:g}", *(f"{sum(v) / len(v):.2f}" for v in values)])
+    console = standard_output()
+    print_table(console, "test accuracy in percent", ["federation", "ε", *found.names], rows)
+    page = out / "results" / "privacy.md"
+    console.print(f"What it means: {page}   All: {out}/results/privacy.csv", soft_wrap=True)
 
 
 def print_findings(findings: Sequence[Finding], out: Path) -> None:
