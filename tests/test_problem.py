@@ -9,7 +9,8 @@ import oracles
 import pytest
 from laws import federation, point, problem, softmax_regression
 
-from pfedme.core.problem import BLOCK, _scaled
+from pfedme.core.private import scaled
+from pfedme.core.problem import BLOCK
 from pfedme.engine.simulate import Store
 
 
@@ -17,7 +18,7 @@ from pfedme.engine.simulate import Store
 def test_random_bits_scale_to_rows_as_whole_numbers_would(count: int):
     bits = np.random.default_rng(0).integers(0, 2**32, 20_000, dtype=np.uint64)
     bits[:2] = 0, 2**32 - 1
-    got = _scaled(jnp.asarray(bits.astype(np.uint32)), jnp.int32(count))
+    got = scaled(jnp.asarray(bits.astype(np.uint32)), jnp.int32(count))
     assert (np.asarray(got) == (bits * np.uint64(count)) >> np.uint64(32)).all()
 
 

@@ -18,6 +18,7 @@ from pfedme.engine.choices import Personalize
 from pfedme.errors import InputError
 from pfedme.personalization.afterwards import Offer, offer, write_page
 from pfedme.personalization.finished import FinishedRun
+from pfedme.privacy.units import Privacy
 from pfedme.report.html.page import NAME, report
 from pfedme.report.tables import header, rows
 from pfedme.runs.run import Run
@@ -45,6 +46,7 @@ def train(
     eval_clients: int | None = None,
     holdout_clients: float | Sequence[str] | str | None = None,
     personalize: Personalize | str | None = None,
+    privacy: Privacy | str | None = None,
     out: os.PathLike[str] | str | None = None,
     force: bool = False,
     watch: Watch = lambda _: None,
@@ -54,8 +56,9 @@ def train(
     Algorithm, data and model are strings as on the command line (`"pfedme:lam=15"`) or objects, including
     your own subclasses of `Algorithm` and `Model`. `personalize` lets each client choose its model, and
     `holdout_clients` (a share, or names) holds clients out to see how they fare as newcomers; the outcome
-    is the result's `offer`. With `out`, the run's folder is written, including `report.html`. `watch` is
-    called every few rounds with the progress.
+    is the result's `offer`. `privacy`, as in `"rows:epsilon=3"`, trains with differential privacy. With
+    `out`, the run's folder is written, including `report.html`. `watch` is called every few rounds with the
+    progress.
 
     >>> from pfedme import PFedMe, train
     >>> result = train(PFedMe(lam=15.0, R=5), "synthetic:clients=5,rows=60", rounds=3, eval_every=1)
@@ -67,6 +70,7 @@ def train(
     run = _run(
         algorithm, data, model, rounds=rounds, budget=budget, cohort=cohort, seed=seed, eval_every=eval_every,
         eval_clients=eval_clients, holdout_clients=holdout_clients, personalize=personalize,
+        privacy=privacy,
     )  # fmt: skip
     folder = arguments.folder(out)
     result = execute(run, folder, force=force, watch=arguments.function("watch", watch))
@@ -107,6 +111,7 @@ def compare(
     seed: int = 0,
     eval_every: int | None = None,
     eval_clients: int | None = None,
+    privacy: Privacy | str | None = None,
     out: os.PathLike[str] | str | None = None,
     force: bool = False,
 ) -> Compared:
@@ -122,7 +127,7 @@ def compare(
     runs = [
         _run(
             algorithm, data, model, rounds=rounds, budget=budget, cohort=cohort, seed=seed,
-            eval_every=eval_every, eval_clients=eval_clients,
+            eval_every=eval_every, eval_clients=eval_clients, privacy=privacy,
         )
         for algorithm in algorithms
     ]  # fmt: skip
@@ -224,6 +229,7 @@ def _run(
     *,
     holdout_clients: Any = None,
     personalize: Any = None,
+    privacy: Any = None,
     **numbers: Any,
 ) -> Run:
     """The run that the arguments describe, after checking the type of each."""
@@ -233,6 +239,7 @@ def _run(
         model=arguments.model(model),
         holdout_clients=arguments.held_out(holdout_clients),
         personalize=arguments.how(personalize),
+        privacy=arguments.privacy(privacy),
         **{name: arguments.plain(value) for name, value in numbers.items()},
     )
 

@@ -17,6 +17,7 @@ from pfedme.core.spec import check, parse
 from pfedme.data import DATA, Source, parse_data
 from pfedme.engine.choices import Personalize
 from pfedme.errors import InputError, unknown
+from pfedme.privacy.units import Privacy
 from pfedme.runs.plan import PLAN
 from pfedme.runs.run import parse_held_out
 
@@ -112,6 +113,18 @@ def how(value: Any) -> Personalize | None:
             f"personalize must be 'auto', 'auto:steps=200,...' or a Personalize(...), not {told(value)}."
         )
     return check(value, "personalize")
+
+
+def privacy(value: Any) -> Privacy | None:
+    """Differential privacy, given as an object or as in `rows:epsilon=3`."""
+    if value is None or isinstance(value, Privacy):
+        return value if value is None else check(value, "privacy")
+    if not isinstance(value, str):
+        raise InputError(
+            f"privacy must be a string such as 'rows:epsilon=3' or an object such as Rows(epsilon=3.0), not "
+            f"{told(value)}."
+        )
+    return Privacy.from_text(value, "privacy")
 
 
 def held_out(value: Any) -> float | tuple[str, ...] | None:

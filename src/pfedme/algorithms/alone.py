@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 import jax
 import jax.numpy as jnp
 
-from pfedme.algorithms.base import Algorithm, Models, Update, sgd
+from pfedme.algorithms.base import Accesses, Algorithm, Models, Update, sgd
 from pfedme.core.problem import Problem
 from pfedme.core.tree import Params, record
 
@@ -30,6 +30,7 @@ class Alone(Algorithm):
     newcomer: ClassVar[str] = "nothing: it trains on its own"
     simulated: ClassVar[str] = "nothing is shared"
     federated: ClassVar[bool] = False
+    accesses: ClassVar = Accesses(round=("R",))
     has_global: ClassVar[bool] = False
 
     l2: Literal["own", "model"] = "own"

@@ -50,6 +50,25 @@ class Update(NamedTuple):
     """Numbers about the computation, for the record."""
 
 
+class Accesses(NamedTuple):
+    """How often an algorithm uses a client's rows, in private mini-batches. Numbers are named by fields."""
+
+    round: tuple[str, ...]
+    """Mini-batches in a client's part of a round: the sum of these fields."""
+    answer: tuple[str, ...] = ()
+    """Mini-batches in `answer`, apart from those of a round that it repeats."""
+    repeats: bool = False
+    """Whether `answer` repeats the client's part of the round, with the same random key: this reveals nothing
+    new where the client takes part, and is another round where it does not."""
+    gradients: str = ""
+    """Gradients on each mini-batch; one if empty."""
+
+    def counts(self, algorithm: Algorithm) -> tuple[int, int, int]:
+        """The mini-batches of a round and of an answer, and the gradients on each of them."""
+        round, answer = (sum(getattr(algorithm, name) for name in names) for names in self[:2])
+        return round, answer, getattr(algorithm, self.gradients) if self.gradients else 1
+
+
 class Cohort(NamedTuple):
     """The clients whose uploads the server has received in a round, one entry each."""
 
@@ -133,11 +152,16 @@ class Algorithm:
     """The fields that are step sizes; those that are 0 are set from the curvature of the clients' losses."""
     tuned: ClassVar[Mapping[str, tuple[float, ...]]] = {}
     """The values that a study tries for the main hyperparameters, besides step sizes."""
+    accesses: ClassVar[Accesses | None] = None
+    """How often it uses rows, if it uses them in gradients on mini-batches that it draws, and nowhere else;
+    it can then train with differential privacy of rows. A subclass does not inherit it."""
 
     def __init_subclass__(cls) -> None:
-        """A subclass without a `name` is named after its class."""
+        """A subclass without a `name` is named after its class, and one without `accesses` has none."""
         if "name" not in vars(cls):
             cls.name = cls.__name__
+        if "accesses" not in vars(cls):
+            cls.accesses = None
 
     eta: NonNegative = 0.0
     """η: step size of a client's model; 0 derives it from the curvature L of the clients' losses."""
@@ -316,12 +340,12 @@ def sgd(
     def shrunk(leaf: jax.Array) -> jax.Array:
         return leaf if l2 is None or leaf.ndim < 2 else leaf / (1 + eta * l2)
 
-    def slope(rows: jax.Array, w: Params) -> Params:
+    def slope(rows: Any, w: Params) -> Params:
         f = problem.loss(rows)
         found = f.grad(w) if fixed is None else jax.grad(lambda w: f(w | fixed))(w)
         return found if extra is None else found + extra(w)
 
-    def step(w: Params, rows: jax.Array) -> tuple[Params, None]:
+    def step(w: Params, rows: Any) -> tuple[Params, None]:
         w = w - eta * slope(rows, w)
         return (w if l2 is None else w.map(shrunk)), None
 

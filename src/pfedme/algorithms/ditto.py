@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import jax
 
-from pfedme.algorithms.base import Models, Update, sgd
+from pfedme.algorithms.base import Accesses, Models, Update, sgd
 from pfedme.algorithms.fedavg import FedAvg
 from pfedme.core.problem import Problem
 from pfedme.core.spec import NonNegative
@@ -25,6 +25,7 @@ class Ditto(FedAvg):
     idea: ClassVar = "near a shared model"
     reference: ClassVar[str] = "Li et al., 2021"
     personal: ClassVar[str] = "v, which the client keeps and trains in its rounds, pulled towards w"
+    accesses: ClassVar = Accesses(round=("R", "R"))
     tuned: ClassVar = {"lam": (0.05, 0.5, 2.0)}
 
     lam: NonNegative = 0.5

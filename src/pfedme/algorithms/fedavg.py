@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import jax
 
-from pfedme.algorithms.base import Aggregation, Algorithm, Models, Update, sgd
+from pfedme.algorithms.base import Accesses, Aggregation, Algorithm, Models, Update, sgd
 from pfedme.core.problem import Problem
 from pfedme.core.tree import Params, record
 
@@ -18,6 +18,7 @@ class FedAvg(Algorithm):
     name: ClassVar[str] = "fedavg"
     reference: ClassVar[str] = "McMahan et al., 2017"
     sends: ClassVar[str] = "w_i − w, the change of the shared model"
+    accesses: ClassVar = Accesses(round=("R",), repeats=True)
 
     aggregation: Aggregation = "samples"
     """Weights of the uploads: proportional to the training rows, as in McMahan et al., or equal."""

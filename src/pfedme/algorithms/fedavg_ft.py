@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import jax
 
-from pfedme.algorithms.base import Models, sgd
+from pfedme.algorithms.base import Accesses, Models, sgd
 from pfedme.algorithms.fedavg import FedAvg
 from pfedme.core.problem import Problem
 from pfedme.core.spec import Count
@@ -19,6 +19,7 @@ class FedAvgFT(FedAvg):
 
     name: ClassVar[str] = "fedavg-ft"
     personal: ClassVar[str] = "w after F steps on the client's rows"
+    accesses: ClassVar = Accesses(round=("R",), answer=("F",), repeats=True)
     newcomer: ClassVar[str] = "the shared model, to be fine-tuned"
 
     F: Count = 500

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import jax
 
-from pfedme.algorithms.base import Algorithm, Cohort, Models, Update, sgd
+from pfedme.algorithms.base import Accesses, Algorithm, Cohort, Models, Update, sgd
 from pfedme.core.problem import Problem
 from pfedme.core.spec import NonNegative
 from pfedme.core.tree import Params, record
@@ -25,6 +25,7 @@ class MRMTL(Algorithm):
     reference: ClassVar[str] = "Liu et al., 2022"
     sends: ClassVar[str] = "the change of its personal model v_i"
     personal: ClassVar[str] = "v_i, which the client keeps and trains in its rounds, pulled towards the mean"
+    accesses: ClassVar = Accesses(round=("R",))
     tuned: ClassVar = {"lam": (0.05, 0.5, 2.0)}
 
     lam: NonNegative = 0.5

@@ -13,12 +13,11 @@ from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
 import jax
-import jax.numpy as jnp
 from jax import lax
 
-from pfedme.algorithms.base import Algorithm, Models, Update
+from pfedme.algorithms.base import Accesses, Algorithm, Models, Update
 from pfedme.core.problem import Problem
-from pfedme.core.prox import Solver, envelope_grad, prox
+from pfedme.core.prox import Solver, inner_accuracy, prox
 from pfedme.core.spec import Count, Index, NonNegative, Positive
 from pfedme.core.tree import Params, record
 
@@ -32,6 +31,7 @@ class PFedMe(Algorithm):
     reference: ClassVar[str] = "Dinh et al., 2020"
     sends: ClassVar[str] = "w_i − w, the change of the shared model"
     personal: ClassVar[str] = "θ_i = argmin f_i(θ) + λ/2 ‖θ − w‖²"
+    accesses: ClassVar = Accesses(round=("R",), repeats=True, gradients="K")
     tuned: ClassVar = {"lam": (0.5, 5.0, 15.0)}
     steps: ClassVar[tuple[str, ...]] = ("eta", "alpha")
 
@@ -70,14 +70,14 @@ class PFedMe(Algorithm):
 
     def init(self, sent: Params, first: Callable[[int], Params]) -> Any:
         """λ_i, if each client has its own."""
-        return jnp.float32(self.lam) if self.rechoose else ()
+        return jax.numpy.float32(self.lam) if self.rechoose else ()
 
     def client_update(self, key: jax.Array, problem: Problem, w: Params, state: Any) -> Update:
         """Lines 5 to 9 of Algorithm 1. The personal model is θ̃_i of the last local round."""
         lam = state if self.rechoose else self.lam
         inner = {"lam": lam, "alpha": self.alpha, "K": self.K, "nu": self.nu, "solver": self.solver}
 
-        def local_round(carry: tuple[Params, Params, Params], rows: jax.Array) -> tuple[Any, jax.Array]:
+        def local_round(carry: tuple[Params, Params, Params], rows: Any) -> tuple[Any, jax.Array]:
             _, w, theta = carry
             start = theta if self.theta_start == "carry" else w
             theta, steps = prox(problem.loss(rows), w, start, **inner)
@@ -85,6 +85,5 @@ class PFedMe(Algorithm):
 
         batches = problem.draw(key, self.R, self.B)
         (before, w_i, theta), steps = lax.scan(local_round, (w, w, w), batches)
-        last = envelope_grad(problem.loss(batches[-1]), theta, before, lam)
-        info = {"inner_residual": last @ last, "inner_steps": jnp.mean(steps.astype(jnp.float32))}
+        info = inner_accuracy(problem.loss(batches[-1]), theta, before, lam, steps)
         return Update(upload=w_i - w, state=state, models=Models(local=w_i, personal=theta), info=info)

@@ -23,10 +23,13 @@ from pfedme.cli.options import (
     source,
 )
 from pfedme.core.models import MODELS, parse_model
-from pfedme.core.spec import build, check, field_types, parse, to_json
+from pfedme.core.spec import build, check, field_types, metavar, parse, to_json
 from pfedme.errors import InputError
+from pfedme.privacy.units import Privacy, asked_for
 from pfedme.runs.run import CHOICES, NUMBERS, Run
 
+PRIVACY = ("clip", "quantile")
+"""Fields of privacy that are options named --dp-..., besides ε and δ."""
 JSON_ALONE = "print the result as JSON on standard output, and nothing else"
 OUT = "folder for the results; if not given, a new one under runs/"
 TRACK = "log the run to tensorboard or mlflow, with options after a colon; can be repeated"
@@ -64,6 +67,37 @@ def add_simulation(parser: Parser) -> None:
     add("--eval-clients", type=int, metavar="N", help=docs["eval_clients"])
     for name in CHOICES:
         add_field(parser, Run, name)
+    add_privacy(parser)
+
+
+def add_privacy(parser: Parser) -> None:
+    """Adds the options of differential privacy; see `privacy`.
+
+    `--delta` is not among them: it is also a hyperparameter, which `add_hyperparameters` adds.
+    """
+    group = parser.add_argument_group("differential privacy")
+    group.add_argument(
+        "--dp", choices=list(Privacy.known),
+        help="unit that is protected: rows (each client adds noise to its gradients) or clients (the server "
+        "adds noise to the sum of the uploads); --delta is δ then (1e-5)",
+    )  # fmt: skip
+    group.add_argument("--epsilon", type=float, metavar="X", help=help_of(Privacy)["epsilon"])
+    fields = {name: cls for cls in Privacy.known.values() for name in field_types(cls)}
+    for name in PRIVACY:
+        owners = [cls for cls in Privacy.known.values() if name in field_types(cls)]
+        text = " ".join(f"[{cls.name}] {help_of(cls)[name]} ({getattr(cls, name)})" for cls in owners)
+        group.add_argument(
+            f"--dp-{name}", type=float, metavar=metavar(field_types(fields[name])[name]), help=text
+        )
+
+
+def privacy(args: argparse.Namespace) -> Privacy | None:
+    """The differential privacy that the command line asks for."""
+    delta = args.delta if args.dp else None
+    return asked_for(
+        args.dp,
+        {"epsilon": args.epsilon, "delta": delta} | {name: getattr(args, f"dp_{name}") for name in PRIVACY},
+    )
 
 
 def add_model(options: Options) -> None:
@@ -133,7 +167,12 @@ def _rounds(text: str) -> int:
 
 def given_hyperparameters(args: argparse.Namespace) -> dict[str, str]:
     """The hyperparameters given as options on the command line, as strings."""
-    return {name: value for name in args.hyperparameters if (value := getattr(args, name)) is not None}
+    taken = {"delta"} if getattr(args, "dp", None) else set()
+    return {
+        name: value
+        for name in args.hyperparameters
+        if name not in taken and (value := getattr(args, name)) is not None
+    }
 
 
 def algorithms(args: argparse.Namespace, texts: Sequence[str]) -> list[Algorithm]:
@@ -163,13 +202,13 @@ def _refuse_foreign(given: dict[str, str], chosen: Sequence[Algorithm]) -> None:
 def runs(args: argparse.Namespace, texts: Sequence[str]) -> list[Run]:
     """The runs that the command line describes, one for each algorithm."""
     quarters = _quarters(args.quarter_at)
-    chosen, data = algorithms(args, texts), source(args)
+    chosen, data, wanted = algorithms(args, texts), source(args), privacy(args)
     return [
         check(
             Run(
                 algorithm=algorithm, data=data, model=parse_model(args.model),
                 **{name: getattr(args, name) for name in (*NUMBERS, *CHOICES)},
-                budget=args.budget, quarter_at=quarters,
+                budget=args.budget, quarter_at=quarters, privacy=wanted,
             ),
             "the run",
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,9 @@ import numpy as np
 from jax import lax
 
 from pfedme.core.models import Model
+from pfedme.core.private import Batch, Private, PrivateLoss, scaled
 from pfedme.core.tree import Params
+from pfedme.errors import InputError
 
 Order = Literal["random", "cycled"]
 """How mini-batches are drawn: afresh with replacement, or in the order of the store, continuing from round to
@@ -57,7 +59,7 @@ class Loss:
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=["model", "x", "y", "start", "count", "n_test", "round"],
+    data_fields=["model", "x", "y", "start", "count", "n_test", "round", "private"],
     meta_fields=["longest", "order"],
 )
 @dataclasses.dataclass(frozen=True)
@@ -77,27 +79,41 @@ class Problem:
     """The largest number of training rows of any client in the store: the size of a full batch before
     masking."""
     order: Order
+    private: Private | None = None
+    """If given, rows are used in private gradients alone: mini-batches are Poisson samples, and `loss` has
+    nothing but a noisy gradient."""
 
-    def draw(self, key: jax.Array, *shape: int) -> jax.Array:
+    def draw(self, key: jax.Array, *shape: int) -> Any:
         """Training rows for mini-batches; the last number of `shape` is the size |D| of each.
 
-        A size of 0 stands for all rows of the client.
+        A size of 0 stands for all rows of the client. Pass the batches, or one of them, to `loss`.
         """
+        if self.private is not None:
+            assert shape[-1] == self.private.B
+            return self.private.draw(key, self.start, self.count, shape[:-1])
         if self.order == "cycled":
             size = math.prod(shape)
             before = jnp.asarray(self.round, jnp.uint32) * size
             place = (before + jnp.arange(size, dtype=jnp.uint32)) % self.count.astype(jnp.uint32)
             return self.start + place.reshape(shape).astype(jnp.int32)
         bits = jax.random.bits(key, shape, jnp.uint32)
-        return self.start + _scaled(bits, self.count)
+        return self.start + scaled(bits, self.count)
 
     def draw_test(self, key: jax.Array, *shape: int) -> jax.Array:
         """Test rows, drawn with replacement; training rows if the client has no test rows."""
+        self._refuse_if_private()
         bits = jax.random.bits(key, shape, jnp.uint32)
-        return self.start + jnp.where(self.n_test > 0, self.count + _scaled(bits, self.n_test), 0)
+        return self.start + jnp.where(self.n_test > 0, self.count + scaled(bits, self.n_test), 0)
 
-    def loss(self, rows: jax.typing.ArrayLike) -> Loss:
-        """f̃_i(θ; D) on the mini-batch D of these rows; with none of them, f_i(θ) on all rows."""
+    def loss(self, rows: Any) -> Any:
+        """f̃_i(θ; D) on the mini-batch D of these rows; with none of them, f_i(θ) on all rows.
+
+        It is a `Loss`, or a `PrivateLoss` if gradients are private.
+        """
+        if isinstance(rows, Batch):
+            assert self.private is not None
+            return PrivateLoss(self.model, self.x, self.y, rows, self.private)
+        self._refuse_if_private()
         rows = jnp.asarray(rows)
         if rows.size:
             return Loss(self.model, _at(self.x, rows), _at(self.y, rows))
@@ -114,6 +130,7 @@ class Problem:
         Rows are read in blocks that stay in the caches. If this is mapped over several models, they share
         each block.
         """
+        self._refuse_if_private()
 
         def add(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
             first, total = carry
@@ -130,29 +147,25 @@ class Problem:
 
     def label_counts(self, classes: int) -> jax.Array:
         """How often each label occurs in the client's training rows."""
+        self._refuse_if_private()
         at = jnp.arange(self.longest)
         own = at < self.count
         y = self.y[self.start + jnp.where(own, at, 0)]
         return jnp.sum(own[:, None] & (y[:, None] == jnp.arange(classes)), axis=0)
 
-    def sample(self, key: jax.Array, B: int) -> Loss:
+    def sample(self, key: jax.Array, B: int) -> Any:
         """The loss on a fresh mini-batch of B rows."""
         return self.loss(self.draw(key, B))
+
+    def _refuse_if_private(self) -> None:
+        """Raises an error if rows may be used in private gradients alone."""
+        if self.private is not None:
+            raise InputError(
+                "This algorithm uses rows in other ways than in gradients on mini-batches that it draws, "
+                "which differential privacy of rows (--dp rows) does not cover; choose another algorithm."
+            )
 
 
 def _at(a: jax.Array, rows: jax.Array) -> jax.Array:
     """a[rows], without an extra pass over the result to check for rows out of bounds."""
     return a.at[rows].get(mode="promise_in_bounds")
-
-
-def _scaled(bits: jax.Array, count: jax.Array) -> jax.Array:
-    """⌊bits · count / 2³²⌋: random bits as numbers 0 ... count − 1, without 64-bit arithmetic.
-
-    >>> _scaled(jnp.array([0, 2**31, 2**32 - 1], jnp.uint32), jnp.int32(1000))
-    Array([  0, 500, 999], dtype=int32)
-    """
-    n = count.astype(jnp.uint32)
-    high, low, n_high, n_low = bits >> 16, bits & 0xFFFF, n >> 16, n & 0xFFFF
-    middle = high * n_low + ((low * n_low) >> 16)
-    carry = (low * n_high + (middle & 0xFFFF)) >> 16
-    return (high * n_high + (middle >> 16) + carry).astype(jnp.int32)

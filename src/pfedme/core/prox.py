@@ -5,6 +5,7 @@ The objective h(θ) = f(θ) + λ/2 ‖θ − w‖² is (λ + μ)-strongly convex
 
 All steps use one mini-batch X. Where the first layer A is linear in the input, its gradient is G X and A
 never leaves the span of A_w, A_0 and the rows of X: `Span` takes the same steps there, in few coordinates.
+With private gradients this does not work, because noise leaves that span.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from pfedme.core.models import Layer, Network
+from pfedme.core.private import PrivateLoss
 from pfedme.core.problem import Loss
 from pfedme.core.tree import Params
 
@@ -93,12 +95,15 @@ def descend(
 
     if nu is None:
 
-        def one(_: jax.Array, at: tuple[Params, Params]) -> tuple[Params, Params]:
+        def one(k: jax.Array, at: tuple[Params, Params]) -> tuple[Params, Params]:
             theta, y = at
-            return step(theta, y, envelope_grad(f, y, w, lam))
+            f_k = f.at(k) if isinstance(f, PrivateLoss) else f  # every use of a batch has its own noise
+            return step(theta, y, envelope_grad(f_k, y, w, lam))
 
         theta, _ = lax.fori_loop(0, K, one, (start, start), unroll=min(K, 5))
         return Proximal(theta, jnp.int32(K))
+
+    assert not isinstance(f, PrivateLoss)  # the number of steps, and with it ε, would be unknown
 
     def unfinished(at: tuple[Params, Params, Params, jax.Array]) -> jax.Array:
         _, _, gradient, steps = at
@@ -119,6 +124,15 @@ def descend(
 def envelope_grad(f: Smooth, theta: Params, w: Params, lam: float) -> Params:
     """∇h(θ) = ∇f(θ) + λ (θ − w); its squared norm is the paper's inner accuracy ν."""
     return f.grad(theta) + lam * (theta - w)
+
+
+def inner_accuracy(f: Smooth, theta: Params, w: Params, lam: float, steps: jax.Array) -> dict[str, jax.Array]:
+    """‖∇h(θ)‖² and the mean number of steps, for the record; nothing if the gradients of f are private,
+    because the residual would reveal more about the rows."""
+    if isinstance(f, PrivateLoss):
+        return {}
+    residual = envelope_grad(f, theta, w, lam)
+    return {"inner_residual": residual @ residual, "inner_steps": jnp.mean(steps.astype(jnp.float32))}
 
 
 def _momentum(alpha_lam: jax.typing.ArrayLike) -> jax.Array:

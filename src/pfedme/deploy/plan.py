@@ -8,7 +8,7 @@ from typing import Any
 
 from pfedme import __version__
 from pfedme.algorithms import ALGORITHMS, Algorithm
-from pfedme.algorithms.base import rounded_down
+from pfedme.algorithms.cautious import with_cautious_steps
 from pfedme.core.models import MODELS, Description, Model, model_from_json
 from pfedme.core.spec import Count, Index, NonNegative, Positive, Seed, build, check, to_json
 from pfedme.deploy.messages import Refusal, Words
@@ -19,10 +19,6 @@ PORT = 9092
 """The port that clients connect to in Flower's guides, and that firewalls may know."""
 OWN = ("min_clients", "min_replies", "deadline", "max_attempts", "clip", "max_norm_ratio", "join_timeout")
 """The fields of a plan that only a server with clients elsewhere has."""
-UNSEEN_CURVATURE = 100.0
-"""The assumed L if no step size is given: well above that of most standardised tables."""
-LARGEST_STEP = 1.0
-"""The largest η, α, ηλ and αλ/2 that a client accepts unless its owner says otherwise."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,22 +77,6 @@ class Plan:
                 for name in ("rounds", "cohort", "seed", "min_clients", "eval_every")
             },
         }
-
-
-def with_cautious_steps(algorithm: Algorithm) -> Algorithm:
-    """The algorithm with step sizes for those that are not given: small enough for tables that the server
-    does not see, and for clients with default limits."""
-    found = algorithm.with_steps(UNSEEN_CURVATURE)
-    lam = getattr(algorithm, "lam", 0.0)
-    limits = {"eta": LARGEST_STEP / max(1.0, lam), "alpha": LARGEST_STEP / max(1.0, lam / 2)}
-    too_large = {
-        name: limit
-        for name, limit in limits.items()
-        if name in algorithm.steps and not getattr(algorithm, name) and getattr(found, name) > limit
-    }
-    return dataclasses.replace(
-        found, **{name: min(limit, rounded_down(limit)) for name, limit in too_large.items()}
-    )
 
 
 def model_words(model: Description) -> Words:

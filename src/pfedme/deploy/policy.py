@@ -19,13 +19,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pfedme.algorithms import ALGORITHMS
+from pfedme.algorithms.cautious import LARGEST_STEP
 from pfedme.core.models import MODELS
 from pfedme.core.spec import Count, Index, NonNegative, Positive, build, field_types
 from pfedme.data.fitting import MOST_CATEGORIES, Moments, Told
 from pfedme.data.forms import PLAIN
 from pfedme.data.schema import Column, Schema
 from pfedme.deploy.messages import Refusal
-from pfedme.deploy.plan import LARGEST_STEP, Plan, model_words
+from pfedme.deploy.plan import Plan, model_words
 from pfedme.errors import InputError, unknown
 
 FILE = "policy.toml"

@@ -19,8 +19,10 @@ from jax import lax
 
 from pfedme.algorithms import Algorithm
 from pfedme.algorithms.base import Cohort, Models, Update
+from pfedme.algorithms.cautious import UNSEEN_CURVATURE, with_cautious_steps
 from pfedme.core.losses import curvature
 from pfedme.core.models import Model
+from pfedme.core.private import Private
 from pfedme.core.problem import Order, Problem
 from pfedme.core.tree import Params
 from pfedme.data.federation import Federation, Part
@@ -29,6 +31,7 @@ from pfedme.engine.evaluation import Evaluation
 from pfedme.engine.exchange import first_model, first_server, first_state, server_key
 from pfedme.engine.metrics import Blocks, Scores, Spread, score
 from pfedme.errors import InputError
+from pfedme.privacy.rows import RowPlan, check_algorithm
 
 T = TypeVar("T")
 
@@ -77,10 +80,12 @@ class Store:
         longest = int((f.n_val + f.n_train).max())
         return cls(*(replicate(column) for column in columns), longest=longest)
 
-    def problem(self, model: Model, i: Any, t: Any = 0, order: Order = "random") -> Problem:
+    def problem(
+        self, model: Model, i: Any, t: Any = 0, order: Order = "random", private: Private | None = None
+    ) -> Problem:
         """The learning problem of client i in round t."""
         own = self.start[i], self.n_train[i], self.n_test[i]
-        return Problem(model, self.x, self.y, *own, t, self.longest, order)
+        return Problem(model, self.x, self.y, *own, t, self.longest, order, private)
 
 
 class Job(NamedTuple):
@@ -89,6 +94,8 @@ class Job(NamedTuple):
     algorithm: Algorithm
     model: Model
     key: jax.Array
+    private: Private | None = None
+    """What makes the gradients of each client private, stacked; None if they are not."""
 
 
 class Simulation:
@@ -97,10 +104,12 @@ class Simulation:
     def __init__(
         self, algorithm: Algorithm, model: Model, federation: Federation, *, cohort: int, seed: int = 0,
         key: jax.Array | None = None, quarter_at: Sequence[int] = (), total: int | None = None,
+        privacy: RowPlan | None = None,
     ) -> None:  # fmt: skip
         """`key` is the random key for mini-batches, if it is not to come from `seed`. Step sizes that are not
         given come from the curvature of the clients' losses. η is divided by four after each of the rounds
-        `quarter_at`. `total` is the number of all clients, if this federation is only a part of them."""
+        `quarter_at`. `total` is the number of all clients, if this federation is only a part of them. With
+        `privacy`, rows are used in private gradients alone, and step sizes do not depend on them."""
         if not 1 <= cohort <= federation.clients:
             raise InputError(
                 f"A cohort of {cohort} cannot be drawn from {federation.clients} clients; "
@@ -117,14 +126,19 @@ class Simulation:
         self._by_id = np.argsort(trained.ids, kind="stable")
         self.quarter_at = tuple(quarter_at)
         self.algorithm = algorithm
-        if not all(getattr(algorithm, name) for name in algorithm.steps):
+        self.privacy = privacy
+        self.private = None if privacy is None else replicate(privacy.private())
+        if privacy is not None:
+            check_algorithm(algorithm, model)
+            self.algorithm = with_cautious_steps(algorithm)
+        elif not all(getattr(algorithm, name) for name in algorithm.steps):
             self.algorithm = algorithm.with_steps(self.smoothness())
 
     def job(self, t: int) -> Job:
         """What stays the same in the rounds around t."""
         quarters = sum(t >= at for at in self.quarter_at)
         algorithm = self.algorithm.slower(0.25**quarters) if quarters else self.algorithm
-        return Job(algorithm, self.model, self.key)
+        return Job(algorithm, self.model, self.key, self.private)
 
     def same_steps(self, t: int) -> int:
         """Number of rounds from round t that have the same step sizes."""
@@ -170,7 +184,7 @@ class Simulation:
 
     def reply_models(self, t: int, sent: Any, own: Any) -> tuple[Models, dict[str, np.ndarray]]:
         """The models with which that client responds to what it was sent, stacked."""
-        models, info = _reply_models(self.store, Job(self.algorithm, self.model, self.key), t, sent, own)
+        models, info = _reply_models(self.store, self._answer_job(t), t, sent, own)
         return models, {k: np.asarray(v, np.float64) for k, v in info.items()}
 
     def answer(self, state: State, who: np.ndarray | None = None) -> tuple[Models, dict[str, np.ndarray]]:
@@ -178,11 +192,15 @@ class Simulation:
         if self.algorithm.pools:  # no client has its own model
             return Models(), {}
         who = np.arange(self.federation.clients) if who is None else np.asarray(who)
-        # With full steps, even late in a run, because they define the personal models.
-        job = Job(self.algorithm, self.model, self.key)
-        models, info = _answer(self.store, job, state, padded(who))
+        models, info = _answer(self.store, self._answer_job(state.t), state, padded(who))
         models, info = jax.tree.map(lambda a: a[: len(who)], (models, info))
         return models, {k: np.asarray(v, np.float64) for k, v in info.items()}
+
+    def _answer_job(self, t: int) -> Job:
+        """What clients need to respond with their models in round t: with full steps, even late in a run,
+        because they define the personal models. With privacy, with the steps of round t: an answer that
+        differed from the round would use its noise a second time."""
+        return self.job(t if self.private is not None else 0)
 
     def evaluate(
         self,
@@ -225,10 +243,7 @@ class Simulation:
 
     def evaluated(self, clients: int) -> np.ndarray:
         """The clients to evaluate, drawn once for the run, in the order of the federation."""
-        if clients == self.federation.clients:
-            return np.arange(clients)
-        rng = np.random.default_rng([self.seed, 2**32])
-        return np.sort(rng.choice(self.federation.clients, clients, replace=False))
+        return evaluated_clients(self.federation.clients, clients, self.seed)
 
     def shared(self, state: State) -> Params | None:
         """The global model, if there is one."""
@@ -236,7 +251,10 @@ class Simulation:
 
     def smoothness(self, batches: int = 32) -> float:
         """An estimate of L: the largest curvature, at the initial w, of clients' losses on `batches`
-        mini-batches of the algorithm's size, or of 256 rows if the algorithm uses all rows."""
+        mini-batches of the algorithm's size, or of 256 rows if the algorithm uses all rows. With privacy, it
+        does not depend on rows."""
+        if self.private is not None:
+            return UNSEEN_CURVATURE
         who = self._by_id[np.linspace(0, self.trained_clients - 1, batches).astype(int)]
         first, B = first_model(self.model, self.seed), self.algorithm.B
         first = first.map(lambda leaf: leaf.astype(self.store.x.dtype))
@@ -249,6 +267,13 @@ def _first_states(algorithm: Algorithm, model: Model, seed: Any, server: Any, cl
         return first_state(algorithm, model, seed, algorithm.send(server, i))
 
     return jax.vmap(first, axis_size=clients)(jnp.arange(clients))
+
+
+def evaluated_clients(total: int, clients: int, seed: int) -> np.ndarray:
+    """Which of `total` clients are evaluated."""
+    if clients == total:
+        return np.arange(clients)
+    return np.sort(np.random.default_rng([seed, 2**32]).choice(total, clients, replace=False))
 
 
 def draw_cohort(by_id: np.ndarray, cohort: int, seed: int, t: int) -> np.ndarray:
@@ -348,6 +373,11 @@ def _of(run: Any, tree: T) -> T:
     return jax.tree.map(lambda leaf: leaf[run], tree)
 
 
+def _at(private: Private | None, index: Any) -> Private | None:
+    """The privacy of the client at an index."""
+    return jax.tree.map(lambda leaf: leaf[index], private)
+
+
 @jax.jit
 def _update(store: Store, job: Job, state: State, who: jax.Array) -> Update:
     return _each("client_update", store, _stacked([job]), _stacked([state]), jnp.zeros_like(who), who)
@@ -361,14 +391,14 @@ def _own_key(key: jax.Array, t: Any, id: jax.Array) -> jax.Array:
 @jax.jit
 def _reply(store: Store, job: Job, t: jax.Array, sent: Any, own: Any) -> Update:
     algorithm, key = job.algorithm, _own_key(job.key, t, store.ids[0])
-    problem = store.problem(job.model, 0, t, algorithm.batches)
+    problem = store.problem(job.model, 0, t, algorithm.batches, _at(job.private, 0))
     update = algorithm.client_update(key, problem, sent, own)
     return update._replace(upload=algorithm.encoded(key, update.upload))
 
 
 @jax.jit
 def _reply_models(store: Store, job: Job, t: jax.Array, sent: Any, own: Any) -> Any:
-    problem = store.problem(job.model, 0, t, job.algorithm.batches)
+    problem = store.problem(job.model, 0, t, job.algorithm.batches, _at(job.private, 0))
     made = job.algorithm.answer(_own_key(job.key, t, store.ids[0]), problem, sent, own)
     return jax.tree.map(lambda a: a[None], made)
 
@@ -392,11 +422,11 @@ def _each(
         store, job, state = shared
 
         def client(run: jax.Array, i: jax.Array) -> Any:
-            (algorithm, model, key), server = _of(run, (job, state.server))
+            (algorithm, model, key), server = _of(run, (job[:3], state.server))
             own_state = jax.tree.map(lambda kept: kept[run, i], state.clients)
             t = jnp.asarray(state.t)[run]
             own_key = _own_key(key, t, store.ids[i])
-            problem = store.problem(model, i, t, algorithm.batches)
+            problem = store.problem(model, i, t, algorithm.batches, _at(job.private, (run, i)))
             made = getattr(algorithm, method)(own_key, problem, algorithm.send(server, i), own_state)
             if method == "client_update":
                 made = made._replace(upload=algorithm.received(own_key, made.upload))

@@ -22,9 +22,11 @@ from pfedme.data.schema import is_number, listed
 from pfedme.data.table import OPTIONS, Table, joined
 from pfedme.engine.choices import Personalize
 from pfedme.engine.measure import MetricName, metric_for
-from pfedme.engine.simulate import Simulation
+from pfedme.engine.simulate import Simulation, evaluated_clients
 from pfedme.errors import InputError, unknown
+from pfedme.privacy.units import Privacy, privacy_words
 from pfedme.runs.foreign import StandIn, from_record, name_of, recorded, refuse_stand_ins
+from pfedme.runs.private import plan, private_algorithm
 
 NUMBERS = ("rounds", "cohort", "seed", "eval_every", "eval_clients")
 """The fields of a run that are numbers; they are also options of the command line, with the same names."""
@@ -68,6 +70,8 @@ class Run:
     class_weights: Literal["balanced"] | None = None
     """balanced: every class has the same total weight in training; if not given, every row has the same
     weight."""
+    privacy: Privacy | None = None
+    """Differential privacy: its unit, ε and δ; if not given, there is none."""
 
     def to_json(self) -> dict[str, Any]:
         """This run as JSON values."""
@@ -82,6 +86,7 @@ class Run:
             **({"holdout_clients": _listed(self.holdout_clients)} if self.holdout_clients else {}),
             **({"personalize": to_json(self.personalize)} if self.personalize else {}),
             **{name: value for name in CHOICES if (value := getattr(self, name)) is not None},
+            **({"privacy": str(self.privacy)} if self.privacy else {}),
         }
 
     def digest(self) -> str:
@@ -113,6 +118,7 @@ class Run:
             holdout_clients=tuple(later) if isinstance(later, list) else later,
             personalize=None if how is None else build(Personalize, how, "personalize"),
             metric=config.get("metric"), class_weights=config.get("class_weights"),
+            privacy=Privacy.from_text(text, "privacy") if (text := config.get("privacy")) else None,
         )  # fmt: skip
 
     def command(self) -> str:
@@ -134,6 +140,8 @@ class Run:
             if (value := getattr(self, field)) is not None:
                 text = joined(value) if isinstance(value, tuple) else str(value)
                 words += [f"--{field.replace('_', '-')}", "auto" if field == "rounds" and not value else text]
+        if self.privacy:
+            words += privacy_words(self.privacy)
         if self.budget != Run.budget or not self.rounds:
             words += ["--budget", str(self.budget)]
         if self.quarter_at:
@@ -158,6 +166,7 @@ class Run:
         )
         numbers = {name: getattr(self, name) for name in ("rounds", "cohort", "seed", "eval_every")}
         rest = ", ".join(f"{name}={value}" for name, value in numbers.items())
+        rest += f", privacy={str(self.privacy)!r}" if self.privacy else ""
         return f"pfedme.train({algorithm!r}, pfedme.Table({rows}), model={model!r}, {rest})"
 
     def program(self) -> Hashable:
@@ -165,6 +174,7 @@ class Run:
         shape = jax.tree.structure((self.algorithm, self.model))
         numbers = (getattr(self, name) for name in (*NUMBERS, "class_weights") if name != "seed")
         # Newcomers are drawn by seed: runs that hold out clients have different federations.
+        numbers = (*numbers, self.privacy)
         return shape, self.data, *numbers, (self.holdout_clients, self.seed if self.holdout_clients else None)
 
     def prepare(self) -> tuple[Run, Simulation]:
@@ -177,6 +187,7 @@ class Run:
             )
         refuse_stand_ins(self.algorithm, self.data, self.model)
         check(self.algorithm, f"algorithm '{self.algorithm.name}'")
+        algorithm = private_algorithm(self) if self.privacy else self.algorithm
         if self.personalize or self.holdout_clients:
             self.refuse_to_offer()
         federation = self.parties()[0]
@@ -192,13 +203,16 @@ class Run:
         if self.class_weights:
             model = dataclasses.replace(model, class_weights=balanced_weights(federation))
         full = dataclasses.replace(
-            self, data=pinned(self.data), model=described, cohort=cohort, eval_clients=eval_clients,
+            self, algorithm=algorithm, data=pinned(self.data), model=described, cohort=cohort,
+            eval_clients=eval_clients,
         )  # fmt: skip
         if self.rounds:
             full = full.lasting(self.rounds)
+        who = evaluated_clients(federation.clients, eval_clients, self.seed)
         return full, Simulation(
-            self.algorithm, model, federation, cohort=cohort, seed=self.seed, quarter_at=self.quarter_at
-        )
+            algorithm, model, federation, cohort=cohort, seed=self.seed, quarter_at=self.quarter_at,
+            privacy=plan(full, algorithm, federation, cohort, who),
+        )  # fmt: skip
 
     def lasting(self, rounds: int) -> Run:
         """This run with so many rounds."""
@@ -215,6 +229,11 @@ class Run:
             raise InputError(
                 f"{self.algorithm.name} trains no shared model that a client could start from; use a run of "
                 "another algorithm."
+            )
+        if self.privacy:
+            raise InputError(
+                "Clients of a run with --dp would choose their models on rows, outside of its budget; "
+                "personalize a run without it."
             )
         if self.rechooses:
             raise InputError(

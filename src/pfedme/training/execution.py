@@ -137,7 +137,9 @@ class Execution:
         while True:
             t = self.state.t
             evaluated = bool(self.history) and self.history[-1]["round"] == t
-            if (t % every == 0 and not evaluated) or t == rounds:
+            # Before the first round, answers of a private run would spend budget on nothing.
+            due = t % every == 0 and (t > 0 or not self.run.privacy)
+            if (due and not evaluated) or t == rounds:
                 found = self.evaluate(self.state, keep=not evaluated)
                 if found is None:
                     continue
@@ -231,7 +233,10 @@ class Execution:
         because a client's model is not finite."""
         with timed() as took:
             evaluation, models = self.simulation.evaluate(
-                state, self.evaluated, train=self.wanted.train_loss, rows=self.wanted.files
+                state,
+                self.evaluated,
+                train=self.wanted.train_loss and not self.run.privacy,
+                rows=self.wanted.files,
             )
         self.spent("eval_s", took)
         if not evaluation.finite:
@@ -315,6 +320,7 @@ class Execution:
             "environment": environment(),
             "timing": {**self.timing, "rounds": self.run.rounds},
             "cost": self.cost,
+            **({"privacy": self.simulation.privacy.to_json()} if self.simulation.privacy else {}),
             **self.told_auto(status),
             "history": self.history,
             "final": self.history[-1] if status == "finished" else None,

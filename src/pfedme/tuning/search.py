@@ -137,6 +137,11 @@ class Search:
         own = to_json(run.algorithm)
         if own.get("adapt_on") == "test":
             raise InputError("--adapt-on test reads test rows, which a search must not; leave it out.")
+        if run.privacy:
+            raise InputError(
+                "tune cannot be combined with --dp: every trial uses rows again, outside of the budget; tune "
+                "on public data of the same kind, or leave --dp out."
+            )
         if own.get("rechoose"):
             raise InputError("--rechoose chooses λ on the rows that a search judges by; leave it out.")
         known = axes(run.algorithm)

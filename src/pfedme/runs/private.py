@@ -1,0 +1,83 @@
+"""The differential privacy of a run: what it refuses, and how much noise its clients need."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pfedme.algorithms import Algorithm
+from pfedme.data.federation import Federation
+from pfedme.engine.simulate import draw_cohort
+from pfedme.errors import InputError
+from pfedme.privacy.rows import RowPlan, check_algorithm, plan_rows, with_fixed_choices
+from pfedme.privacy.units import Rows
+
+if TYPE_CHECKING:
+    from pfedme.runs.run import Run
+
+
+def private_algorithm(run: Run) -> Algorithm:
+    """The algorithm as a private run carries it out, after a check that everything about the run can be
+    private."""
+    if not run.rounds:
+        raise InputError(
+            "--dp needs a given number of rounds: 'auto' would choose it on validation rows, outside of the "
+            "budget; give --rounds."
+        )
+    if run.personalize:
+        raise InputError(
+            "--personalize cannot be combined with --dp: clients would choose their models on rows, outside "
+            "of the budget; leave one of them out."
+        )
+    if run.holdout_clients:
+        raise InputError(
+            "--holdout-clients cannot be combined with --dp: newcomers would use their rows outside of the "
+            "budget; leave one of them out."
+        )
+    if run.class_weights:
+        raise InputError(
+            "--class-weights balanced cannot be combined with --dp: the weights are computed from the rows; "
+            "leave one of them out."
+        )
+    algorithm = with_fixed_choices(run.algorithm)
+    check_algorithm(algorithm)
+    return algorithm
+
+
+def evaluated_rounds(rounds: int, every: int) -> np.ndarray:
+    """The rounds after which a private run evaluates its models: not before the first, which would spend
+    budget on nothing."""
+    return np.unique([*range(every, rounds, every), rounds])
+
+
+def plan(
+    run: Run, algorithm: Algorithm, federation: Federation, cohort: int, evaluated: np.ndarray
+) -> RowPlan | None:
+    """The noise of each client; None if the run is not private. `run` has all its defaults.
+
+    `evaluated` are the clients whose models are evaluated: they respond with them after some rounds.
+    """
+    if not isinstance(run.privacy, Rows):
+        return None
+    assert run.eval_every is not None
+    assert algorithm.accesses is not None
+    clients, rounds = federation.clients, run.rounds
+    answers = evaluated_rounds(rounds, run.eval_every)
+    takes_part = np.zeros((clients, rounds + 1), bool)
+    if cohort == clients or not algorithm.federated:
+        takes_part[:, :rounds] = True
+    else:
+        by_id = np.argsort(federation.ids, kind="stable")
+        for t in range(rounds):
+            takes_part[draw_cohort(by_id, cohort, run.seed, t), t] = True
+    answered = np.zeros(clients, int)
+    answered[evaluated] = len(answers)
+    if algorithm.accesses.repeats:
+        takes_part[np.ix_(evaluated, answers)] = True
+    per_round, per_answer, _ = algorithm.accesses.counts(algorithm)
+    most = per_round * (rounds + 1) + per_answer * len(answers)
+    return plan_rows(
+        run.privacy, algorithm, federation.n_train, takes_part.sum(axis=1), answered,
+        name=lambda i: f"Client {federation.name(i)}", longest=most,
+    )  # fmt: skip
