@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from pfedme.audits.onerun import Bound, bound
+from pfedme.audits.onerun import LEVEL, Bound, bound
 from pfedme.core.models import Model
 from pfedme.core.tree import Params
 from pfedme.data.federation import Federation
@@ -42,7 +42,9 @@ class Canaries:
     included: np.ndarray
 
     @classmethod
-    def draw(cls, federation: Federation, client: int, count: int | None, rng: np.random.Generator) -> Canaries:
+    def draw(
+        cls, federation: Federation, client: int, count: int | None, rng: np.random.Generator
+    ) -> Canaries:
         """Random inputs as long as the client's rows, orthogonal to each other if there are no more of them
         than features, with random labels."""
         start, n = (int(a[client]) for a in federation.rows("train"))
@@ -111,38 +113,37 @@ class Audited:
 
 def train(
     simulation: Simulation, client: int, canaries: Canaries, rounds: int, delta: float,
-    watch: Watch = lambda _done, _of: None,
+    level: float = LEVEL, watch: Watch = lambda _done, _of: None,
 ) -> Audited:  # fmt: skip
     """One training with the canaries planted; `simulation` already holds them among its rows."""
     state, model = simulation.start(), simulation.model
     who = np.array([client])
     scores, white_box = np.zeros(len(canaries.y)), _visible(simulation, state, client)
-    x, y = canaries.x.reshape(len(canaries.y), -1), canaries.y
-    if len(simulation.federation.x.shape) > 2:
-        x = canaries.x
+    x, y = canaries.x, canaries.y
     while state.t < rounds:
         if white_box:
             if client in simulation.cohort_of(state.t):
                 w = simulation.shared(state)
                 moved = _moved(simulation.update(state, who).upload)
-                assert w is not None and moved is not None
+                assert w is not None
+                assert moved is not None
                 scores -= np.asarray(_along(model, w, moved[0], x, y), np.float64)
             step = 1
         else:
             step = min(50, rounds - state.t)
         state, finite = simulation.advance(state, step)
         if not finite:
-            raise InputError(
-                f"Training with canaries diverged in round {state.t + 1}; use fewer --canaries."
-            )
+            raise InputError(f"Training with canaries diverged in round {state.t + 1}; use fewer --canaries.")
         watch(state.t, rounds)
     if not white_box:
         models, _ = simulation.answer(state, who)
         theta = models.personal if models.personal is not None else models.local
         last = theta[0] if theta is not None else simulation.shared(state)
+        assert last is not None
         scores = -np.asarray(model.losses(model.scores(last, jnp.asarray(x)), jnp.asarray(y)), np.float64)
     scores = np.nan_to_num(scores)
-    return Audited(client, scores, canaries.included, white_box, bound(scores, canaries.included, delta))
+    found = bound(scores, canaries.included, delta, level)
+    return Audited(client, scores, canaries.included, white_box, found)
 
 
 def _moved(upload: Any) -> Params | None:

@@ -138,8 +138,8 @@ class Mechanism:
         return own(jnp.arange(count, dtype=jnp.uint32))
 
     def noise(self) -> Callable[[Release, jax.Array], np.ndarray]:
-        """A function that returns noise as it comes out, a line for each key, divided by z c/B: differences of
-        two uses of a mini-batch, in which nothing but the noise differs, divided by √2."""
+        """A function that returns noise as it comes out, a line for each key, divided by z c/B: differences
+        of two uses of a mini-batch, in which nothing but the noise differs, divided by √2."""
 
         def difference(problem: Problem, key: jax.Array) -> jax.Array:
             loss = problem.loss(problem.draw(key, self.B))

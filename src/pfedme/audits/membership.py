@@ -49,7 +49,7 @@ class Membership:
         auc, member, other = self._components()
         variance = member.var(ddof=1) / len(member) + other.var(ddof=1) / len(other)
         reach = float(ndtri((1 + level) / 2)) * variance**0.5
-        return max(0.0, auc - reach), min(1.0, auc + reach)
+        return float(max(0.0, auc - reach)), float(min(1.0, auc + reach))
 
     def _components(self) -> tuple[float, np.ndarray, np.ndarray]:
         """The AUC, and of every row the share of the rows of the other kind that are ordered rightly."""

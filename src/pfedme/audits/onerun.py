@@ -57,7 +57,7 @@ def lower_bound(m: int, r: int, v: int, delta: float, level: float = LEVEL) -> f
     if r == 0 or p_value(m, r, v, 0.0, delta) > level:
         return 0.0
     # p_value rises with ε: it is at most the level at `low`, above it at `high`.
-    for _ in range(60):
+    for _ in range(40):
         middle = (low + high) / 2
         low, high = (middle, high) if p_value(m, r, v, middle, delta) <= level else (low, middle)
     return low
@@ -90,12 +90,8 @@ def bound(
     for share in shares:
         half = max(1, round(share * m / 2)) if m > 1 else 0
         right = int(included[order[m - half :]].sum() + (~included[order[:half]]).sum())
-        found.append(
-            Bound(
-                lower_bound(m, 2 * half, right, delta, level / len(shares)),
-                m, 2 * half, right, delta, level,
-            )  # fmt: skip
-        )
+        epsilon = lower_bound(m, 2 * half, right, delta, level / len(shares))
+        found.append(Bound(epsilon, m, 2 * half, right, delta, level))
     return max(found, key=lambda one: one.epsilon)
 
 

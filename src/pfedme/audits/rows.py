@@ -1,11 +1,11 @@
 """Rows that one upload gives away.
 
 In a first layer z = W x + b, the gradient of unit k is Σ_j g_kj x_j in W_k and Σ_j g_kj in b_k, where g_kj is
-the derivative of row j's loss in z_k. Weights over bias, ΔW_k / Δb_k, is therefore a weighted mean of the rows
-that were drawn, and if one row dominates a unit it is that row (Phong et al., 2018). A curious server computes
-these quotients from an upload of an honest round. A malicious one first chooses w so that few rows count: in
-softmax regression with W = 0 and one class far above the others, rows of that class have no gradient, and unit
-c gives the mean of the drawn rows of class c.
+the derivative of row j's loss in z_k. Weights over bias, ΔW_k / Δb_k, is therefore a weighted mean of the
+rows that were drawn, and if one row dominates a unit it is that row (Phong et al., 2018). A curious server
+computes these quotients from an upload of an honest round. A malicious one first chooses w so that few rows
+count: in softmax regression with W = 0 and one class far above the others, rows of that class have no
+gradient, and unit c gives the mean of the drawn rows of class c.
 """
 
 from __future__ import annotations
@@ -122,8 +122,8 @@ def quotients(layer: np.ndarray) -> np.ndarray:
     """Guesses from a change of a first layer: of units, and of differences of two if there are few."""
     told = [layer]
     if 1 < len(layer) <= PAIRS:
-        k, l = np.triu_indices(len(layer), 1)
-        told.append(layer[k] - layer[l])
+        one, other = np.triu_indices(len(layer), 1)
+        told.append(layer[one] - layer[other])
     found = over_bias(np.concatenate(told))
     return found[np.isfinite(found).all(axis=1)]
 
@@ -163,7 +163,7 @@ def recover(simulation: Simulation, w: Params | None, seed: int = 0) -> list[Rec
     if not algorithm.federated:
         return []
     rng = np.random.default_rng(seed)
-    who = np.arange(f.clients)
+    who = np.flatnonzero(f.n_train > 1)
     if len(who) > MOST_CLIENTS:
         who = np.sort(rng.choice(who, MOST_CLIENTS, replace=False))
     first = simulation.start()
@@ -190,10 +190,6 @@ def recover(simulation: Simulation, w: Params | None, seed: int = 0) -> list[Rec
             guesses += len(some)
         pairs.sort(key=lambda pair: pair.error)
         errors = [pair.error for pair in chance]
-        found.append(
-            Recovered(
-                server, tuple(pairs), int(count[who].sum()), guesses, min(errors, default=np.inf),
-                sum(error <= NEAR for error in errors),
-            )  # fmt: skip
-        )
+        near, total = sum(error <= NEAR for error in errors), int(count[who].sum())
+        found.append(Recovered(server, tuple(pairs), total, guesses, min(errors, default=np.inf), near))
     return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 
 from pfedme import __version__
@@ -44,8 +45,8 @@ class Subject:
             raise InputError(f"The run in {path} has not finished ({status}); {cure}.")
         if record.get("version") != __version__:
             raise InputError(
-                f"{path} was trained with pfedme {record.get('version')}, but this is {__version__}, which may "
-                "train differently; audit it with the version that trained it."
+                f"{path} was trained with pfedme {record.get('version')}, but this is {__version__}, which "
+                "may train differently; audit it with the version that trained it."
             )
         try:
             run = Run.from_json(record["config"])
@@ -68,5 +69,5 @@ class Subject:
             raise InputError(
                 f"{folder.model} names clients that the run's data does not have; start the run again."
             ) from None
-        w, theta = (like.like(tensors[k]) if k in tensors else None for k in ("w", "theta"))
+        w, theta = (like.like(jnp.asarray(tensors[k])) if k in tensors else None for k in ("w", "theta"))
         return cls(run, simulation, w, theta, who if theta is not None else np.zeros(0, int))
