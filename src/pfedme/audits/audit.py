@@ -136,8 +136,9 @@ def audit(path: Path, settings: Settings | None = None, watch: Watch = lambda *_
     watch("reading the run", 0, 5)
     subject = Subject.open(path)
     simulation, f = subject.simulation, subject.simulation.federation
-    who = _client(f, settings.client)
-    coins = planted.Canaries.draw(f, who, settings.canaries, np.random.default_rng([seed, 1]))
+    coins = planted.Canaries.draw(
+        f, _clients(f, settings.client), settings.canaries, np.random.default_rng([seed, 1])
+    )
 
     watch("rows in one upload", 1, 5)
     rows = recover(simulation, subject.w, seed)
@@ -163,30 +164,31 @@ def audit(path: Path, settings: Settings | None = None, watch: Watch = lambda *_
 
     def told(done: int, of: int) -> None:
         nonlocal last
-        if time.monotonic() - last > 2:
+        if time.monotonic() - last > 5:
             last = time.monotonic()
             watch(f"canaries: round {done:,} of {of:,}", 4, 5)
 
     watch("canaries", 4, 5)
-    trained = plant(simulation, who, coins, seed)
-    found = planted.train(trained, who, coins, subject.run.rounds, delta, each, told)
+    trained = plant(simulation, coins, seed)
+    found = planted.train(trained, coins, subject.run.rounds, delta, each, told)
     watch("done", 5, 5)
     seconds = time.monotonic() - began
     return Audit(subject, rows, membership, found, worst, checks, seconds)
 
 
-def _client(federation: Federation, name: str | None) -> int:
+def _clients(federation: Federation, name: str | None) -> np.ndarray:
+    """The client of this name, or all."""
     if name is None:
-        return int(np.argmax(federation.n_train))
+        return np.arange(federation.clients)
     for i in range(federation.clients):
         if federation.name(i) == name:
-            return i
+            return np.array([i])
     raise InputError(f"--client {name}: the run has no client with this name; clients.csv lists them.")
 
 
-def plant(simulation: Simulation, client: int, coins: planted.Canaries, seed: int) -> Simulation:
-    """The same training with canaries among a client's rows, and with noise of its own."""
-    federation = coins.planted(simulation.federation, client)
+def plant(simulation: Simulation, coins: planted.Canaries, seed: int) -> Simulation:
+    """The same training with canaries among clients' rows, and with noise of its own."""
+    federation = coins.planted(simulation.federation)
     privacy = simulation.privacy
     if privacy is not None:
         # The noise stays that of the run; the number of rows differs by how the coins fell.

@@ -92,7 +92,7 @@ def bound(
         right = int(included[order[m - half :]].sum() + (~included[order[:half]]).sum())
         epsilon = lower_bound(m, 2 * half, right, delta, level / len(shares))
         found.append(Bound(epsilon, m, 2 * half, right, delta, level))
-    return max(found, key=lambda one: one.epsilon)
+    return max(found, key=lambda one: (one.epsilon, one.guesses))
 
 
 def gaussian_delta(epsilon: float, mu: float) -> float:

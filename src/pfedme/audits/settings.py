@@ -12,9 +12,10 @@ class Settings:
     """How to audit."""
 
     client: str | None = None
-    """The client that gets canaries; if not given, the one with the most training rows."""
+    """The only client that gets canaries; if not given, as many of the clients with the most training rows as
+    it takes."""
     canaries: Count | None = None
-    """Rows to plant, each with probability 1/2; if not given, 500, or half of the client's training rows if
-    it has fewer than 1,000."""
+    """Rows to plant, each with probability 1/2; if not given, 500, or half as many as training rows if there
+    are fewer than 1,000."""
     seed: Seed = 0
     """Seed of the audit's coins and of its noise."""

@@ -129,11 +129,13 @@ def _canaries(document: dict[str, Any]) -> str:
         ]
         for name, part in parts
     ]
+    names = one["clients"]
+    where = f"client {escaped(names[0])}" if len(names) == 1 else f"{len(names):,} clients"
     said = (
         f"<p>{one['included']:,} of {one['canaries']:,} random rows, chosen by coins, were added to the rows "
-        f"of client {escaped(one['client'])}, and the run was trained again. Their scores are by the "
-        f"{escaped(one['score'])}. The auditor guesses the coins of the highest and lowest scores, and the "
-        "more guesses are right, the larger ε must be (Steinke, Nasr and Jagielski, 2023).</p>"
+        f"of {where}, and the run was trained again. Their scores are by the {escaped(one['score'])}. The "
+        "auditor guesses the coins of the highest and lowest scores, and the more guesses are right, the "
+        "larger ε must be (Steinke, Nasr and Jagielski, 2023).</p>"
     )
     if worst:
         said += (
