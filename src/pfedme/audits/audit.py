@@ -34,8 +34,10 @@ DELTA = 1e-5
 SHOWN = 6
 """Recovered rows that are shown."""
 FILES = ("audit.json", "audit.html", "rows.png", "membership.png", "canaries.png", "epsilon.png")
-NOISE_TESTS = 4
-"""Checks of the mechanism in which chance plays a part: size, freshness and secrecy of noise; sampling."""
+BOUND_LEVEL, CHECK_LEVEL = 0.02, 0.0025
+"""The levels of the two lower bounds on ε, and of the four checks of the mechanism in which chance plays a
+part: size, freshness and secrecy of noise, and sampling. Together they are `LEVEL`. Checks are sharp enough
+for much less than an equal part."""
 AUDIT = 2**32 - 7
 """Folded into keys for the audit's own training, so that it has noise of its own."""
 
@@ -79,6 +81,8 @@ class Audit:
     def sentence(self) -> str:
         """The result in words."""
         at_least = f"canaries show that ε is at least {self.measured:.2f}"
+        if self.measured < 0.005:
+            at_least = "canaries show nothing"
         if math.isinf(self.claimed):
             return f"The run claims nothing about privacy; {at_least}."
         if self.measured > self.claimed:
@@ -155,10 +159,10 @@ def audit(path: Path, settings: Settings | None = None, watch: Watch = lambda *_
 
     privacy = subject.run.privacy
     watch("the mechanism", 3, 5)
-    each, delta = LEVEL / (2 + NOISE_TESTS if privacy else 1), privacy.delta if privacy else DELTA
+    level, delta = (BOUND_LEVEL, privacy.delta) if privacy else (LEVEL, DELTA)
     checks, worst = [], None
     if isinstance(privacy, Rows):
-        checks, worst = check_mechanism(simulation, delta, each, seed)
+        checks, worst = check_mechanism(simulation, delta, seed)
 
     last = time.monotonic()
 
@@ -170,7 +174,7 @@ def audit(path: Path, settings: Settings | None = None, watch: Watch = lambda *_
 
     watch("canaries", 4, 5)
     trained = plant(simulation, coins, seed)
-    found = planted.train(trained, coins, subject.run.rounds, delta, each, told)
+    found = planted.train(trained, coins, subject.run.rounds, delta, level, told)
     watch("done", 5, 5)
     seconds = time.monotonic() - began
     return Audit(subject, rows, membership, found, worst, checks, seconds)
@@ -201,15 +205,11 @@ def plant(simulation: Simulation, coins: planted.Canaries, seed: int) -> Simulat
 
 
 def check_mechanism(
-    simulation: Simulation, delta: float, level: float, seed: int
+    simulation: Simulation, delta: float, seed: int
 ) -> tuple[list[made.Check], made.WorstCase]:
-    """The checks of private gradients, and the canaries that they are given; each has this level."""
-    mechanism = made.Mechanism.of(simulation)
-    noise_of = mechanism.noise()
-    noise = {
-        release.name: noise_of(release, mechanism.keys(release, mechanism.repeats))
-        for release in mechanism.releases
-    }
+    """The checks of private gradients, and the canaries that they are given."""
+    mechanism, level = made.Mechanism.of(simulation), CHECK_LEVEL
+    noise = {release.name: mechanism.noise(release) for release in mechanism.releases}
     drawn = made.sampled(mechanism)
     checks = [
         made.noise_is_as_large(noise, level),
@@ -219,7 +219,7 @@ def check_mechanism(
         made.rows_are_drawn_rarely(drawn, mechanism, level),
         made.noise_is_secret(mechanism, lambda: secret_key(secrets.token_hex(8)), level),
     ]
-    return checks, made.worst_case(mechanism, delta, level, seed)
+    return checks, made.worst_case(mechanism, delta, BOUND_LEVEL, seed)
 
 
 def check_out(out: Path) -> None:

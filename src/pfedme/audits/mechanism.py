@@ -137,22 +137,23 @@ class Mechanism:
         own = jax.vmap(lambda t: jax.random.fold_in(jax.random.fold_in(key, t), release.id))
         return own(jnp.arange(count, dtype=jnp.uint32))
 
-    def noise(self) -> Callable[[Release, jax.Array], np.ndarray]:
-        """A function that returns noise as it comes out, a line for each key, divided by z c/B: differences
-        of two uses of a mini-batch, in which nothing but the noise differs, divided by √2."""
+    def noise(self, release: Release, key: jax.Array | None = None) -> np.ndarray:
+        """Noise as it comes out, a line for each of many mini-batches, divided by z c/B: differences of two
+        uses of a mini-batch, in which nothing but the noise differs, divided by √2."""
+        keys = self.keys(release, self.repeats, key)
+        unit = math.sqrt(2) * release.noise * release.clip / self.size(release)
+        return np.asarray(_differences(release.problem, self.theta, keys, self.B), np.float64) / unit
 
-        def difference(problem: Problem, key: jax.Array) -> jax.Array:
-            loss = problem.loss(problem.draw(key, self.B))
-            return (loss.at(0).grad(self.theta) - loss.at(1).grad(self.theta)).ravel()
 
-        # Compiled anew for each audit, so that it is today's mechanism that is checked.
-        differences = jax.jit(lambda problem, keys: lax.map(partial(difference, problem), keys))
+@partial(jax.jit, static_argnames="B")
+def _differences(problem: Problem, theta: Params, keys: jax.Array, B: int) -> jax.Array:
+    """How two private gradients on the same mini-batch differ, for each key."""
 
-        def made(release: Release, keys: jax.Array) -> np.ndarray:
-            unit = math.sqrt(2) * release.noise * release.clip / self.size(release)
-            return np.asarray(differences(release.problem, keys), np.float64) / unit
+    def difference(key: jax.Array) -> jax.Array:
+        loss = problem.loss(problem.draw(key, B))
+        return (loss.at(0).grad(theta) - loss.at(1).grad(theta)).ravel()
 
-        return made
+    return lax.map(difference, keys)
 
 
 def claimed_noise(plan: RowPlan, i: int) -> float:
@@ -181,6 +182,9 @@ def noise_is_fresh(noise: dict[str, np.ndarray], level: float) -> Check:
     """Whether the noise of different mini-batches and clients has nothing in common, by correlations."""
     parts = [(name, part.ravel()) for name, own in noise.items() for part in _quarters(own)]
     value, (first, _) = _largest_correlation([part for _, part in parts])
+    every = np.concatenate(list(noise.values())).round(6)
+    if len(np.unique(every, axis=0)) < len(every):
+        value = 1.0
     return Check(
         "Each mini-batch has noise of its own", "largest correlation of the noise of different mini-batches",
         value, _correlation_by_chance(level, parts[0][1].size, len(parts)), True, level, parts[first][0],
@@ -210,37 +214,42 @@ def _correlation_by_chance(level: float, size: int, vectors: int) -> float:
 
 def rows_are_clipped(mechanism: Mechanism) -> Check:
     """Whether no row changes B g by more than c, at any client, even if its input is enormous."""
-    theta = mechanism.theta
-
-    def contribution(problem: Problem, size: jax.Array, row: jax.Array) -> jax.Array:
-        private = problem.private
-        assert private is not None
-        rows = jnp.full(private.most, problem.start, jnp.int32).at[0].set(problem.start + row)
-        # Noise that cancels would leave its rounding.
-        quiet = dataclasses.replace(private, noise=jnp.zeros_like(private.noise))
-
-        def gradient(number: int) -> Params:
-            used = jnp.arange(private.most) < number
-            batch = Batch(rows, used, jnp.int32(1), size, jax.random.key(0))
-            return dataclasses.replace(problem.loss(batch), private=quiet).grad(theta)
-
-        difference = gradient(1) - gradient(0)
-        return size * jnp.sqrt(difference @ difference)
-
-    def largest(problem: Problem, size: jax.Array, rows: jax.Array) -> jax.Array:
-        problem = dataclasses.replace(problem, x=ENORMOUS * problem.x)
-        return jnp.max(lax.map(partial(contribution, problem, size), rows))
-
-    measured, values = jax.jit(largest), {}
+    values = {}
     for release in mechanism.releases:
-        rows = np.linspace(0, int(release.problem.count) - 1, ROWS).astype(np.int32)
-        found = measured(release.problem, jnp.float32(mechanism.size(release)), rows)
+        rows = jnp.asarray(np.linspace(0, int(release.problem.count) - 1, ROWS).astype(np.int32))
+        size, key = jnp.float32(mechanism.size(release)), mechanism.key
+        found = _largest_contribution(release.problem, mechanism.theta, rows, size, key, mechanism.B)
         values[release.name] = float(np.nan_to_num(found, nan=np.inf)) / release.clip
     name = max(values, key=lambda name: values[name])
     return Check(
         "No row counts for more than the clipping length", "largest contribution of one row, divided by c",
         values[name], 1.0001, True, 0.0, name,
     )  # fmt: skip
+
+
+@partial(jax.jit, static_argnames="B")
+def _largest_contribution(
+    problem: Problem, theta: Params, rows: jax.Array, size: jax.Array, key: jax.Array, B: int
+) -> jax.Array:
+    """The largest change of B g by one of these rows, if it is alone in a mini-batch."""
+    private, some = problem.private, problem.draw(key, B)
+    assert private is not None
+    # Noise that cancels would leave its rounding.
+    quiet = dataclasses.replace(private, noise=jnp.zeros_like(private.noise))
+    enormous = dataclasses.replace(problem, x=ENORMOUS * problem.x)
+
+    def contribution(row: jax.Array) -> jax.Array:
+        picked = jnp.full(private.most, problem.start, jnp.int32).at[0].set(problem.start + row)
+
+        def gradient(number: int) -> Params:
+            used = jnp.arange(private.most) < number
+            batch = dataclasses.replace(some, rows=picked, used=used, number=jnp.int32(1))
+            return dataclasses.replace(enormous.loss(batch), private=quiet).grad(theta)
+
+        difference = gradient(1) - gradient(0)
+        return size * jnp.sqrt(difference @ difference)
+
+    return jnp.max(lax.map(contribution, rows))
 
 
 class Sampled(NamedTuple):
@@ -254,13 +263,18 @@ class Sampled(NamedTuple):
 
 def sampled(mechanism: Mechanism) -> dict[str, Sampled]:
     """Draws mini-batches of each client."""
-    draw, found = jax.jit(lambda problem, key: problem.draw(key, DRAWS, mechanism.B)), {}
+    found = {}
     for release in mechanism.releases:
-        batch = draw(release.problem, mechanism.keys(release, 1)[0])
+        batch = _drawn(release.problem, mechanism.keys(release, 1)[0], mechanism.B)
         rows, used = np.asarray(batch.rows), np.asarray(batch.used)
         distinct = sum(len(np.unique(r[u])) for r, u in zip(rows, used, strict=True))
         found[release.name] = Sampled(int(used.sum()), int(used.sum()) - distinct)
     return found
+
+
+@partial(jax.jit, static_argnames="B")
+def _drawn(problem: Problem, key: jax.Array, B: int) -> Batch:
+    return problem.draw(key, DRAWS, B)
 
 
 def rows_are_drawn_once(found: dict[str, Sampled]) -> Check:
@@ -295,9 +309,9 @@ def noise_is_secret(mechanism: Mechanism, secret: Callable[[], jax.Array], level
     `secret` makes the key that a deployed client uses. The noise with that key is compared with the noise
     with the key that follows from the seed, and with that of a client that starts again.
     """
-    release, made = mechanism.releases[0], mechanism.noise()
+    release = mechanism.releases[0]
     keys = [jax.random.key(mechanism.seed), *(secret() for _ in range(3))]
-    vectors = [made(release, mechanism.keys(release, mechanism.repeats, key)).ravel() for key in keys]
+    vectors = [mechanism.noise(release, key).ravel() for key in keys]
     value, _ = _largest_correlation(vectors)
     return Check(
         "The server cannot compute a deployed client's noise",
@@ -378,7 +392,7 @@ def worst_case(mechanism: Mechanism, delta: float, level: float, seed: int) -> W
     steps = min(MOST_STEPS, *(release.batches for release in found))
     x = np.zeros((rows.max(), m), np.float32)
     x[np.arange(m), np.arange(m)] = ENORMOUS
-    run, scores, coins = _likelihood_ratios(mechanism, m), [], []
+    scores, coins, theta = [], [], 0 * Bare(features=m).init(mechanism.key)
     for k, (release, n) in enumerate(zip(found, rows, strict=True)):
         coin = rng.random(m) < 0.5
         y = np.zeros(len(x), np.float32)
@@ -391,25 +405,25 @@ def worst_case(mechanism: Mechanism, delta: float, level: float, seed: int) -> W
         variance = (release.noise * release.clip) ** 2 / mechanism.gradients
         numbers = jnp.array([release.clip, release.rate, variance, mechanism.size(release)], jnp.float32)
         keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), k), steps)
-        scores.append(np.asarray(run(problem, numbers, keys), np.float64))
+        ratios = _likelihood_ratios(problem, theta, numbers, keys, mechanism.B, mechanism.gradients)
+        scores.append(np.asarray(ratios, np.float64))
         coins.append(coin)
     all_scores, included = np.concatenate(scores), np.concatenate(coins)
     return WorstCase(all_scores, included, bound(all_scores, included, delta, level), steps, len(found))
 
 
-def _likelihood_ratios(mechanism: Mechanism, m: int) -> Callable[..., jax.Array]:
-    K, theta = mechanism.gradients, 0 * Bare(features=m).init(mechanism.key)
+@partial(jax.jit, static_argnames=("B", "K"))
+def _likelihood_ratios(
+    problem: Problem, theta: Params, numbers: jax.Array, keys: jax.Array, B: int, K: int
+) -> jax.Array:
+    """The scores of `worst_case`, with `numbers` c, q, σ² and the size by which sums are divided."""
+    c, q, variance, size = numbers
 
-    def ratios(problem: Problem, numbers: jax.Array, keys: jax.Array) -> jax.Array:
-        c, q, variance, size = numbers
+    def step(total: jax.Array, key: jax.Array) -> tuple[jax.Array, None]:
+        loss = problem.loss(problem.draw(key, B))
+        released = jnp.stack([loss.at(k).grad(theta).tree[0][0][0] for k in range(K)])
+        g = size * jnp.mean(released, axis=0)
+        ratio = (2 * c * g - c**2) / (2 * variance)
+        return total + jnp.logaddexp(jnp.log1p(-q), jnp.log(q) + ratio), None
 
-        def step(total: jax.Array, key: jax.Array) -> tuple[jax.Array, None]:
-            loss = problem.loss(problem.draw(key, mechanism.B))
-            released = jax.vmap(lambda k: loss.at(k).grad(theta).tree[0][0][0])(jnp.arange(K))
-            g = size * jnp.mean(released, axis=0)
-            ratio = (2 * c * g - c**2) / (2 * variance)
-            return total + jnp.logaddexp(jnp.log1p(-q), jnp.log(q) + ratio), None
-
-        return lax.scan(step, jnp.zeros(m), keys)[0]
-
-    return jax.jit(ratios)
+    return lax.scan(step, jnp.zeros(theta.ravel().size - 1), keys)[0]

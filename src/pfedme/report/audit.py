@@ -112,9 +112,10 @@ def canaries_figure(document: dict[str, Any]) -> bytes:
     panels = {"canaries in this run": document["canaries"]}
     if document["worst_case"]:
         panels["given to the mechanism directly"] = document["worst_case"]
-    figure = Figure(figsize=(3.7 * len(panels) + 0.4, 2.9), layout="constrained", dpi=200)
-    axes = figure.subplots(1, len(panels), squeeze=False)[0]
-    for at, (title, one) in zip(axes, panels.items(), strict=True):
+    figure = Figure(figsize=(7.2, 2.9), layout="constrained", dpi=200)
+    axes = figure.subplots(1, 2)
+    axes[1].set_visible(len(panels) > 1)
+    for at, (title, one) in zip(axes, panels.items(), strict=False):
         _histograms(at, one["scores"])
         dress(at, "", "score", "canaries", title)
     handles, names = axes[0].get_legend_handles_labels()

@@ -43,8 +43,8 @@ def audit_page(document: dict[str, Any], pictures: Mapping[str, bytes]) -> str:
 def _level(document: dict[str, Any]) -> str:
     if not document["claim"]:
         return (
-            "The lower bound on ε is exceeded by the truth with 95 % confidence. Attacks only show what is "
-            "possible at least: a run without differential privacy has no upper limit."
+            "The lower bound has a confidence of 95 %. Attacks show the least that is possible: without "
+            "differential privacy there is no upper limit."
         )
     return (
         "The statements of this audit together are wrong about a correct run with a probability of at most "
@@ -152,18 +152,17 @@ def _checks(document: dict[str, Any]) -> list[str]:
         return []
     rows = [
         [
-            escaped(check["name"]),
+            f"{escaped(check['name'])}<br><small>{escaped(check['statistic'])}</small>",
             f'<span class="{"up" if check["passed"] else "down"}">'
             f"{'holds' if check['passed'] else 'fails'}</span>",
-            escaped(check["statistic"]),
-            f"{check['value']:.5g}",
-            f"{'at most' if check['above'] else 'at least'} {check['threshold']:.5g}",
+            f"{check['value']:.4g}",
+            f"{'at most' if check['above'] else 'at least'} {check['threshold']:.4g}",
             f"{100 * check['level']:.2g} %" if check["level"] else "0",
             escaped(check["client"]),
         ]
         for check in document["checks"]
     ]
-    header = ["", "", "statistic", "measured", "allowed", "false alarms", "client"]
+    header = ["", "", "measured", "allowed", "false alarms", "client"]
     note = (
         "<p class='note'>Measured on private gradients of the run's own clients; the client shown is the "
         "most extreme one. The noise that is claimed is calculated anew from ε. In this simulation noise "
