@@ -15,6 +15,7 @@ from pfedme.core.models import Network, parse_model
 from pfedme.data import parse_data
 from pfedme.data.federation import Federation
 from pfedme.engine.simulate import Simulation
+from pfedme.privacy.rows import RowPlan
 from pfedme.runs.run import load
 
 
@@ -62,9 +63,11 @@ ALGORITHMS: dict[str, Algorithm] = {
 }
 
 
-def ours(cell: Cell, algorithm: Algorithm, cohort: int, rounds: int) -> Callable[[], float]:
+def ours(
+    cell: Cell, algorithm: Algorithm, cohort: int, rounds: int, privacy: RowPlan | None = None
+) -> Callable[[], float]:
     """A function that trains for `rounds` rounds and returns the seconds per round; compiled already."""
-    simulation = Simulation(algorithm, cell.network(), cell.federation(), cohort=cohort)
+    simulation = Simulation(algorithm, cell.network(), cell.federation(), cohort=cohort, privacy=privacy)
     state, _ = simulation.advance(simulation.start(), 1)
 
     def measure() -> float:

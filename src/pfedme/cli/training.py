@@ -28,7 +28,7 @@ from pfedme.errors import InputError
 from pfedme.privacy.units import Privacy, asked_for
 from pfedme.runs.run import CHOICES, NUMBERS, Run
 
-PRIVACY = ("clip", "quantile")
+PRIVACY = ("clip",)
 """Fields of privacy that are options named --dp-..., besides ε and δ."""
 JSON_ALONE = "print the result as JSON on standard output, and nothing else"
 OUT = "folder for the results; if not given, a new one under runs/"
@@ -78,8 +78,8 @@ def add_privacy(parser: Parser) -> None:
     group = parser.add_argument_group("differential privacy")
     group.add_argument(
         "--dp", choices=list(Privacy.known),
-        help="unit that is protected: rows (each client adds noise to its gradients) or clients (the server "
-        "adds noise to the sum of the uploads); --delta is δ then (1e-5)",
+        help="unit that is protected: rows (each client adds noise to its own gradients); --delta is δ then "
+        "(1e-5)",
     )  # fmt: skip
     group.add_argument("--epsilon", type=float, metavar="X", help=help_of(Privacy)["epsilon"])
     fields = {name: cls for cls in Privacy.known.values() for name in field_types(cls)}

@@ -9,7 +9,9 @@ of D. Adding or removing one row changes the sum by at most c.
 from __future__ import annotations
 
 import dataclasses
-from functools import partial
+import math
+from collections.abc import Callable
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -20,6 +22,7 @@ from jax.custom_batching import custom_vmap
 
 from pfedme.core.model import Model
 from pfedme.core.models import Network
+from pfedme.core.noise import BATCHES, USES, bits, normal_like, threefry, words_of
 from pfedme.core.tree import Params
 
 ROUNDING = 2.0**-20
@@ -54,23 +57,23 @@ class Private:
         N ~ Poisson(−n log(1 − q)) picks with replacement, without those that repeat an earlier one, contain
         each row with probability q, independently of the others.
         """
-        picks_key, count_key, noise_key = jax.random.split(key, 3)
-        bits = jax.random.bits(picks_key, (*shape, self.most), jnp.uint32)
-        place = scaled(bits, count)
-        number = self._number(jax.random.bits(count_key, (*shape, 2), jnp.uint32))
-        at = jnp.arange(self.most, dtype=jnp.int32)
+        most = self.most
+        # A word for each pick, and then two words each for the number of picks and for the key of the noise.
+        a, b = bits(words_of(key), (*shape, most + 2), BATCHES)
+        at = jnp.arange(most, dtype=jnp.int32)
         everything = (self.B == 0) | (count <= self.B)
-        place = jnp.where(everything, jnp.minimum(at, count - 1), place)
-        number = jnp.where(everything, count, number)
+        place = jnp.where(everything, jnp.minimum(at, count - 1), scaled(a[..., :most], count))
+        number = jnp.where(everything, count, self._number(a[..., most], b[..., most]))
         repeated = (place[..., :, None] == place[..., None, :]) & (at[:, None] > at)
         used = (at < number[..., None]) & ~jnp.any(repeated, axis=-1)
+        place = jnp.where(used, place, place[..., :1])  # so that padding reads no rows from memory
         size = jnp.where(everything, count, self.B).astype(jnp.float32)
-        keys = jax.random.split(noise_key, shape) if shape else noise_key
+        keys = jnp.stack([a[..., most + 1], b[..., most + 1]], axis=-1)
         return Batch(start + place, used, number, jnp.broadcast_to(size, shape), keys)
 
-    def _number(self, bits: jax.Array) -> jax.Array:
-        """The number whose place in the distribution the 64 random bits give."""
-        high, low = bits[..., None, 0], bits[..., None, 1]
+    def _number(self, high: jax.Array, low: jax.Array) -> jax.Array:
+        """The number whose place in the distribution 64 random bits give."""
+        high, low = high[..., None], low[..., None]
         t_high, t_low = self.thresholds[..., 0], self.thresholds[..., 1]
         return jnp.sum((high > t_high) | ((high == t_high) & (low >= t_low)), axis=-1, dtype=jnp.int32)
 
@@ -89,7 +92,7 @@ class Batch:
     size: jax.Array
     """B: the fixed number by which the sum over the batch is divided."""
     key: jax.Array
-    """The random key of its noise."""
+    """The random key of its noise, as two words."""
 
     def __getitem__(self, index: Any) -> Batch:
         """The batch, or batches, at `index` of a stack of them."""
@@ -108,7 +111,8 @@ class PrivateLoss:
 
     def at(self, k: jax.typing.ArrayLike) -> PrivateLoss:
         """The same loss for use number k of the batch, with noise of its own."""
-        key = jax.random.fold_in(self.batch.key, k)
+        first = jnp.asarray(k).astype(jnp.uint32)
+        key = jnp.stack(threefry(self.batch.key, first, USES), axis=-1)
         return dataclasses.replace(self, batch=dataclasses.replace(self.batch, key=key))
 
     def grad(self, theta: Params) -> Params:
@@ -121,52 +125,51 @@ class PrivateLoss:
 
     def clipped_sum(self, theta: Params) -> Params:
         """Σ clip_c(∇ℓ_j(θ)) over the batch."""
-        b = self.batch
-        return _sum_of_clipped(self.model, self.x, self.y, theta, b.rows, b.used, b.number, self.private.clip)
+        b, private = self.batch, self.private
+        add = _adding(capacities(private.B, private.most))
+        return add(self.model, self.x, self.y, theta, b.rows, b.used, b.number, private.clip)
 
 
-def normal_like(key: jax.Array, like: Params) -> Params:
-    """Independent standard normal numbers in the shape of a point."""
-    leaves, structure = jax.tree.flatten(like.tree)
-    keys = jax.random.split(key, len(leaves))
-    made = [jax.random.normal(k, a.shape, a.dtype) for k, a in zip(keys, leaves, strict=True)]
-    return Params(jax.tree.unflatten(structure, made))
+def capacities(B: int, most: int) -> tuple[int, ...]:
+    """Numbers of picks for which programs are compiled; batches are padded to the next one.
+
+    The largest of ten batches has about B + 1.5 √B picks, and seldom more than B + 2.8 √B.
+
+    >>> capacities(20, 58), capacities(0, 150)
+    ((26, 29, 33, 58), (150,))
+    """
+    usual = [B + round(deviations * math.sqrt(B)) for deviations in (1.3, 2.0, 2.9)]
+    return (*(size for size in usual if B and size < most), most)
 
 
-def capacities(most: int) -> tuple[int, ...]:
-    """Sizes for which programs are compiled; a batch is padded to the next one."""
-    steps = {min(most, max(1, round(share * most))) for share in (0.4, 0.5, 0.6, 0.75)}
-    return (*sorted(steps - {most}), most)
+@cache
+def _adding(sizes: tuple[int, ...]) -> Callable[..., Params]:
+    """A function for Σ clip_c(∇ℓ_j(θ)) that looks only at as many rows as there are picks, rounded up to one
+    of `sizes`; for several clients at once, at as many as the largest of their batches has."""
 
+    def choose(sum_of: Callable[[int], Any], number: jax.Array, *args: Any) -> Params:
+        place = jnp.sum(number > jnp.array(sizes[:-1], jnp.int32))
+        return lax.switch(place, [sum_of(size) for size in sizes], *args)
 
-@custom_vmap
-def _sum_of_clipped(
-    model: Model, x: jax.Array, y: jax.Array, theta: Params, rows: jax.Array, used: jax.Array,
-    number: jax.Array, clip: jax.Array,
-) -> Params:  # fmt: skip
-    """Σ clip_c(∇ℓ_j(θ)) over the rows in use; only the first `number` are looked at."""
-    sizes = capacities(rows.shape[-1])
-    branches = [partial(_sum_of_first, size) for size in sizes]
-    place = jnp.sum(number > jnp.array(sizes[:-1], jnp.int32))
-    return lax.switch(place, branches, model, x, y, theta, rows, used, clip)
+    @custom_vmap
+    def add(model: Model, x: Any, y: Any, theta: Params, rows: Any, used: Any, number: Any, clip: Any) -> Any:
+        return choose(lambda size: partial(_sum_of_first, size), number, model, x, y, theta, rows, used, clip)
 
+    @add.def_vmap
+    def add_several(
+        clients: int, mapped: Any, model: Model, x: Any, y: Any, theta: Params, rows: Any, used: Any,
+        number: Any, clip: Any,
+    ) -> tuple[Params, Any]:  # fmt: skip
+        axes = [jax.tree.map(lambda own: 0 if own else None, part) for part in mapped]
+        axes = (*axes[:6], axes[7])  # without that of `number`
 
-@_sum_of_clipped.def_vmap
-def _for_several(
-    axis_size: int, in_batched: Any, model: Model, x: jax.Array, y: jax.Array, theta: Params,
-    rows: jax.Array, used: jax.Array, number: jax.Array, clip: jax.Array,
-) -> tuple[Params, Any]:  # fmt: skip
-    """The same for several clients at once: all are padded to the size that the largest batch needs."""
-    sizes = capacities(rows.shape[-1])
-    axes = [jax.tree.map(lambda own: 0 if own else None, part) for part in in_batched]
-    del axes[6]  # that of `number`
+        def sum_of(size: int) -> Any:
+            return jax.vmap(partial(_sum_of_first, size), in_axes=axes, axis_size=clients)
 
-    def branch(size: int) -> Any:
-        return jax.vmap(partial(_sum_of_first, size), in_axes=tuple(axes), axis_size=axis_size)
+        made = choose(sum_of, jnp.max(number), model, x, y, theta, rows, used, clip)
+        return made, jax.tree.map(lambda _: True, made)
 
-    place = jnp.sum(jnp.max(number) > jnp.array(sizes[:-1], jnp.int32))
-    made = lax.switch(place, [branch(size) for size in sizes], model, x, y, theta, rows, used, clip)
-    return made, jax.tree.map(lambda _: True, made)
+    return add
 
 
 def _sum_of_first(
@@ -188,24 +191,28 @@ def _sum_of_network(
     The gradient of row j in a layer's (W, b) is δ_j (a_j, 1)ᵀ, where a_j is the layer's input and δ_j the
     gradient in its output. Its squared length is ‖δ_j‖² (‖a_j‖² + 1), so no row's gradient is ever formed.
     """
-    inputs, outputs = [x.T], []
-    for W, b in theta.tree:
-        outputs.append(W @ inputs[-1] + b[:, None])
-        inputs.append(jax.nn.relu(outputs[-1]))
+    (W, b), *rest = theta.tree
+    outputs = [W @ x.T + b[:, None]]
+    for W, b in rest:
+        outputs.append(W @ jax.nn.relu(outputs[-1]) + b[:, None])
+    inputs = [jax.nn.relu(z) for z in outputs[:-1]]  # of all layers but the first
 
     def total(scores: jax.Array) -> jax.Array:
         return jnp.sum(model.weighted(model.losses(scores, y), y))
 
     slopes = [jax.grad(total)(outputs[-1])]
-    for (W, _), z in zip(reversed(theta.tree[1:]), reversed(outputs[:-1]), strict=True):
-        slopes.append(jnp.where(z > 0, W.T @ slopes[-1], 0))
-    slopes.reverse()
-    squares = [
-        jnp.sum(d * d, axis=0) * (jnp.sum(a * a, axis=0) + 1) for d, a in zip(slopes, inputs, strict=False)
-    ]
-    scale = _shrinking(sum(squares[1:], squares[0]), used, clip)
-    scaled = [d * scale for d in slopes]
-    return Params([(d @ a.T, jnp.sum(d, axis=1)) for d, a in zip(scaled, inputs, strict=False)])
+    for (W, _), z in zip(reversed(rest), reversed(outputs[:-1]), strict=True):
+        # Wᵀ δ as an explicit sum, which is faster on CPUs than the product; see `Network.head_grad`.
+        back = jnp.sum(W[:, :, None] * slopes[-1][:, None, :], axis=0)
+        slopes.append(jnp.where(z > 0, back, 0))
+    first, *others = reversed(slopes)
+    square = jnp.sum(first * first, axis=0) * (jnp.sum(x * x, axis=1) + 1)
+    for d, a in zip(others, inputs, strict=True):
+        square += jnp.sum(d * d, axis=0) * (jnp.sum(a * a, axis=0) + 1)
+    scale = _shrinking(square, used, clip)
+    sums = [(d @ a.T, jnp.sum(d, axis=1)) for d, a in zip((d * scale for d in others), inputs, strict=True)]
+    first = first * scale
+    return Params([(first @ x, jnp.sum(first, axis=1)), *sums])
 
 
 def _sum_of_any(

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from pfedme.core.spec import NonNegative, Part, Positive, Share, build
+from pfedme.core.spec import Part, Positive, Share, build
 from pfedme.core.tree import record
 from pfedme.errors import InputError, unknown
 
@@ -30,19 +30,6 @@ class Rows(Privacy):
 
     clip: Positive = 1.0
     """c: the gradient of a row is shortened to this length if it is longer."""
-
-
-@record
-class Clients(Privacy):
-    """The unit is one client with all its rows; the server adds noise to the sum of the uploads."""
-
-    name: ClassVar[str] = "clients"
-
-    clip: NonNegative = 0.0
-    """C: an upload is shortened to this length if it is longer; 0 adapts it during training to `quantile` of
-    the lengths."""
-    quantile: Share = 0.5
-    """γ: the share of uploads that an adaptive C leaves as they are."""
 
 
 def privacy_words(privacy: Privacy) -> list[str]:

@@ -58,8 +58,9 @@ def plan(
 
     `evaluated` are the clients whose models are evaluated: they respond with them after some rounds.
     """
-    if not isinstance(run.privacy, Rows):
+    if run.privacy is None:
         return None
+    assert isinstance(run.privacy, Rows)
     assert run.eval_every is not None
     assert algorithm.accesses is not None
     clients, rounds = federation.clients, run.rounds
