@@ -45,9 +45,11 @@ def simulation(seed: int = 0) -> Simulation:
 
 
 @pytest.fixture(autouse=True)
-def _few_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Enough to tell, and fast."""
+def _fixed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few numbers, which are enough to tell, and secrets that are the same each time."""
+    rng = np.random.default_rng(0)
     monkeypatch.setattr(mechanism, "NUMBERS", 4000)
+    monkeypatch.setattr(audit.secrets, "token_hex", lambda size: rng.bytes(size).hex())
 
 
 @pytest.fixture
