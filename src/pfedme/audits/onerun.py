@@ -56,7 +56,7 @@ def lower_bound(m: int, r: int, v: int, delta: float, level: float = LEVEL) -> f
     if r == 0 or p_value(m, r, v, 0.0, delta) > level:
         return 0.0
     # p_value rises with ε: it is at most the level at `low`, above it at `high`.
-    for _ in range(40):
+    for _ in range(32):
         middle = (low + high) / 2
         low, high = (middle, high) if p_value(m, r, v, middle, delta) <= level else (low, middle)
     return low

@@ -13,6 +13,7 @@ from pfedme.core.tree import Params
 from pfedme.engine.exchange import first_model
 from pfedme.engine.simulate import Simulation
 from pfedme.errors import InputError
+from pfedme.privacy.units import Rows
 from pfedme.runs.folder import Folder, read_models
 from pfedme.runs.run import Run
 
@@ -52,6 +53,11 @@ class Subject:
             run = Run.from_json(record["config"])
         except (KeyError, TypeError) as error:
             raise InputError(f"{folder.record} is damaged: {error}; start the run again.") from None
+        if run.privacy is not None and not isinstance(run.privacy, Rows):
+            raise InputError(
+                f"{path} claims privacy of {run.privacy.name}; audits are of runs that claim privacy of "
+                "rows, or none."
+            )
         run, simulation = run.prepare()
         tensors, about = read_models(folder.model)
         like = first_model(simulation.model, simulation.seed)
