@@ -12,8 +12,8 @@ import pfedme
 ROOT = Path(pfedme.__file__).parent
 ROOMS = (
     "errors", "files", "livebar", "core", "algorithms", "privacy", "data", "engine", "runs", "export",
-    "report", "training", "personalization", "tuning", "advice", "experiments", "deploy", "arguments",
-    "api", "cli",
+    "report", "training", "personalization", "tuning", "advice", "experiments", "deploy", "audits",
+    "arguments", "api", "cli",
 )  # fmt: skip
 """In the order of the pipeline; a name without a folder is a single module."""
 MODULES = {

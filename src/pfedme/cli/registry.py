@@ -35,6 +35,7 @@ COMMANDS = {
             "find the best model for every client, and say whether joining pays",
             "pfedme.cli.advise",
         ),
+        Command("audit", "measure what a run gives away about rows", "pfedme.cli.audit"),
         Command("tune", "search for hyperparameters on validation rows", "pfedme.cli.tune"),
         Command("algorithms", "list the algorithms, or describe one", "pfedme.cli.algorithms"),
         Command("data", "describe a federation, or list those that have a name", "pfedme.cli.data"),

@@ -1,0 +1,159 @@
+"""The audit of private gradients: correct ones pass, and each planted mistake is caught."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pfedme.algorithms import FedAvg
+from pfedme.audits import audit, mechanism
+from pfedme.audits.mechanism import Check, Mechanism, clipping_adapts
+from pfedme.core import private
+from pfedme.core.models import Network
+from pfedme.data.federation import Federation
+from pfedme.engine.simulate import Simulation
+from pfedme.privacy.rows import RowPlan, plan_rows
+from pfedme.privacy.units import Rows
+
+CLIENTS, ROUNDS, EPSILON, DELTA = 3, 20, 8.0, 1e-5
+ALGORITHM = FedAvg(eta=0.1, R=5, B=12)
+LEVEL = audit.CHECK_LEVEL
+
+
+@cache
+def plan(rows: int) -> RowPlan:
+    """The noise for clients with so many training rows."""
+    took_part = np.full(CLIENTS, ROUNDS)
+    spec, n = Rows(epsilon=EPSILON, delta=DELTA), np.full(CLIENTS, rows)
+    return plan_rows(spec, ALGORITHM, n, took_part, 0 * took_part)
+
+
+def simulation(seed: int = 0) -> Simulation:
+    """Three clients with 60 training rows each."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(80 * CLIENTS, 5)).astype(np.float32)
+    f = Federation.split([80] * CLIENTS, x, rng.integers(3, size=len(x)), classes=3)
+    model = Network(features=5, classes=3)
+    return Simulation(ALGORITHM, model, f, cohort=CLIENTS, seed=seed, privacy=plan(60))
+
+
+@pytest.fixture(autouse=True)
+def _fixed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few numbers, which are enough to tell, and secrets that are the same each time."""
+    rng = np.random.default_rng(0)
+    monkeypatch.setattr(mechanism, "NUMBERS", 4000)
+    monkeypatch.setattr(audit.secrets, "token_hex", lambda size: rng.bytes(size).hex())
+
+
+@pytest.fixture
+def mutable(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """Compiled programs are forgotten before and after a mistake is planted."""
+    jax.clear_caches()
+    yield monkeypatch
+    monkeypatch.undo()
+    jax.clear_caches()
+
+
+def failures(of: Simulation, seed: int = 0) -> list[str]:
+    """What the audit says is wrong."""
+    checks, worst = audit.check_mechanism(of, DELTA, seed)
+    too_much = ["ε"] if worst.bound.epsilon > EPSILON else []
+    return [check.statistic for check in checks if not check.passed] + too_much
+
+
+def false_alarms(repetitions: int) -> int:
+    return sum(bool(failures(simulation(seed), seed)) for seed in range(repetitions))
+
+
+def test_correct_private_gradients_seldom_raise_an_alarm():
+    assert false_alarms(2) == 0
+
+
+@pytest.mark.slow
+def test_correct_private_gradients_raise_an_alarm_at_most_as_often_as_the_audit_says():
+    assert false_alarms(200) <= 10
+
+
+def test_noise_that_is_half_as_large_is_caught(mutable: pytest.MonkeyPatch):
+    correct = private.normal_like
+    mutable.setattr(private, "normal_like", lambda key, like: 0.5 * correct(key, like))
+    made = Mechanism.of(simulation())
+    noise = {release.name: made.noise(release) for release in made.releases}
+    check = mechanism.noise_is_as_large(noise, LEVEL)
+    assert not check.passed
+    assert check.value == pytest.approx(0.5, rel=0.1)
+
+
+def test_a_client_that_does_not_clip_is_caught(mutable: pytest.MonkeyPatch):
+    """Its noise is as it should be."""
+    correct = RowPlan.private
+
+    def unclipped(plan: RowPlan) -> private.Private:
+        made, factor = correct(plan), jnp.ones(CLIENTS).at[1].set(1e4)
+        return dataclasses.replace(made, clip=made.clip * factor, noise=made.noise / factor)
+
+    mutable.setattr(RowPlan, "private", unclipped)
+    made = Mechanism.of(simulation())
+    check = mechanism.rows_are_clipped(made)
+    assert not check.passed
+    assert check.client == "1"
+    assert check.value > 100
+
+
+def test_noise_from_the_seed_is_caught(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(audit, "secret_key", lambda _secret: jax.random.key(3))
+    found = failures(simulation(seed=3))
+    assert found == [
+        "largest correlation of its noise with what the seed gives, and with that of another start"
+    ]
+
+
+def adaptive(C: float, lengths: np.ndarray, *, sign: float) -> float:
+    """C ← C exp(−0.2 (b − γ)), where b is the share that is not clipped (Andrew et al., 2021)."""
+    return C * math.exp(-sign * 0.2 * (np.mean(lengths <= C) - 0.5))
+
+
+def test_an_inverted_adaptive_rule_is_caught():
+    right = clipping_adapts(lambda C, lengths: adaptive(C, lengths, sign=1.0), 0.5)
+    wrong = clipping_adapts(lambda C, lengths: adaptive(C, lengths, sign=-1.0), 0.5)
+    assert right.passed
+    assert not wrong.passed
+    assert wrong.value > 10
+
+
+def test_noise_that_is_used_again_is_caught():
+    made = Mechanism.of(simulation())
+    noise = made.noise(made.releases[0])
+    assert mechanism.noise_is_fresh({"0": noise}, LEVEL).passed
+    again = np.concatenate([noise[: len(noise) // 2]] * 2)
+    assert not mechanism.noise_is_fresh({"0": again}, LEVEL).passed
+    assert not mechanism.noise_is_fresh({"0": noise, "1": noise}, LEVEL).passed
+    assert not mechanism.noise_is_fresh({"0": 0 * noise}, LEVEL).passed
+
+
+def test_batches_with_replacement_are_caught(mutable: pytest.MonkeyPatch):
+    correct = private.Private.draw
+
+    def twice(
+        self: private.Private, key: jax.Array, start: jax.Array, count: jax.Array, shape: tuple[int, ...]
+    ) -> private.Batch:
+        batch = correct(self, key, start, count, shape)
+        rows = batch.rows.at[..., 1].set(batch.rows[..., 0])
+        return dataclasses.replace(batch, rows=rows, used=jnp.ones_like(batch.used))
+
+    mutable.setattr(private.Private, "draw", twice)
+    found = mechanism.sampled(Mechanism.of(simulation()))
+    assert not mechanism.rows_are_drawn_once(found).passed
+    assert not mechanism.rows_are_drawn_rarely(found, Mechanism.of(simulation()), LEVEL).passed
+
+
+def test_a_value_that_is_not_a_number_fails():
+    for above in (True, False):
+        assert not Check("", "", math.nan, 1.0, above, 0.0).passed
