@@ -34,7 +34,7 @@ from pfedme.deploy.private import REPLY, calibrated
 from pfedme.deploy.server import Server
 from pfedme.errors import InputError
 from pfedme.export import load
-from pfedme.privacy.units import Clients, Rows
+from pfedme.privacy.units import Rows
 from pfedme.runs.run import Run
 from pfedme.training.execute import execute
 
@@ -160,9 +160,6 @@ def test_a_private_plan_is_offered_and_configured_with_all_that_it_says():
     for changed in ({"unit": "clients"}, {"epsilon": "3"}, {"clip": -1.0}, {"noise": 0.1}):
         with pytest.raises(Refusal):
             offered({**words, "privacy": {**words["privacy"], **changed}})
-    text = str(Clients(epsilon=3.0))
-    with pytest.raises(InputError, match="--dp clients is for simulations"):
-        plan_of_config({**config_of(PRIVATE), "privacy": text})
 
 
 def test_noise_is_that_of_the_smaller_epsilon_and_reveals_no_number_of_rows():
