@@ -49,7 +49,7 @@ def digest(content: Content) -> tuple[int, str]:
     type and shape of its arrays, and the bytes of the arrays in that order.
 
     >>> digest(Content({"round": 3}, {"w": np.zeros(4, np.float32)}))[0]
-    70
+    69
     """
     arrays = {name: content.arrays[name] for name in sorted(content.arrays)}
     about = [[name, str(array.dtype), list(array.shape)] for name, array in arrays.items()]
