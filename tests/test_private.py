@@ -37,7 +37,9 @@ MODELS = {
 
 def private(clip: float, noise: float, B: int, n: int, most: int | None = None) -> Private:
     most = most or room(B, n, 10, 1.0, 1e-5)
-    return Private(jnp.float32(clip), jnp.float32(noise), poisson_thresholds(picks(B, n), most), B)
+    return Private(
+        jnp.float32(clip), jnp.float32(noise), jnp.asarray(poisson_thresholds(picks(B, n), most)), B
+    )
 
 
 def problem(model: Model, n: int, own: Private | None, seed: int = 0, scale: float = 1.0) -> Problem:
@@ -164,7 +166,7 @@ def test_batches_are_poisson_samples(n, B):
 
 def test_a_batch_of_all_rows_has_each_of_them():
     for B in (0, 30):
-        own = Private(jnp.float32(1), jnp.float32(1), poisson_thresholds(np.inf, 30), B)
+        own = Private(jnp.float32(1), jnp.float32(1), jnp.asarray(poisson_thresholds(np.inf, 30)), B)
         batch = problem(MODELS["mlr"], 30, own).draw(jax.random.key(0), 3, B)
         assert sorted(np.asarray(batch.rows)[1]) == list(range(30))
         assert np.asarray(batch.used).all()

@@ -27,7 +27,8 @@ def _sine() -> tuple[np.float32, ...]:
     squares = np.linspace(1e-9, 1, 4001)
     values = np.sin(np.pi / 2 * np.sqrt(squares)) / np.sqrt(squares)
     fitted = np.polynomial.Chebyshev.fit(squares, values, 5, domain=[0, 1])
-    return tuple(np.float32(fitted.convert(kind=np.polynomial.Polynomial).coef))
+    powers = fitted.convert(kind=np.polynomial.Polynomial)
+    return tuple(np.float32(c) for c in powers.coef)
 
 
 SINE = _sine()

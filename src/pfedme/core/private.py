@@ -64,8 +64,8 @@ class Private:
         everything = (self.B == 0) | (count <= self.B)
         place = jnp.where(everything, jnp.minimum(at, count - 1), scaled(a[..., :most], count))
         number = jnp.where(everything, count, self._number(a[..., most], b[..., most]))
-        repeated = (place[..., :, None] == place[..., None, :]) & (at[:, None] > at)
-        used = (at < number[..., None]) & ~jnp.any(repeated, axis=-1)
+        repeats = (place[..., :, None] == place[..., None, :]) & (at[:, None] < at)  # of an earlier pick
+        used = (at < number[..., None]) & ~jnp.any(repeats, axis=-2)
         place = jnp.where(used, place, place[..., :1])  # so that padding reads no rows from memory
         size = jnp.where(everything, count, self.B).astype(jnp.float32)
         keys = jnp.stack([a[..., most + 1], b[..., most + 1]], axis=-1)
