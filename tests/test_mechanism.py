@@ -122,9 +122,8 @@ def test_a_client_that_does_not_clip_is_caught(monkeypatch: pytest.MonkeyPatch):
 def test_noise_from_the_seed_is_caught(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(audit, "secret_key", lambda _secret: jax.random.key(3))
     found = failures(simulation(seed=3))
-    assert found == [
-        "largest correlation of its noise with what the seed gives, and with that of another start"
-    ]
+    assert len(found) == 1
+    assert "with what the seed gives" in found[0]
 
 
 def adaptive(C: float, lengths: np.ndarray, *, sign: float) -> float:
