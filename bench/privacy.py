@@ -10,6 +10,7 @@ that span, it takes them in all parameters.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 
 import numpy as np
 from cells import CELLS, interleaved, median, ours
@@ -19,7 +20,7 @@ from pfedme.privacy.rows import RowPlan, plan_rows
 from pfedme.privacy.units import Rows
 
 NAMES = ("fedavg", "mr-mtl", "pfedme")
-REPETITIONS, ROUNDS = 9, 3
+REPETITIONS, ROUNDS = 15, 5
 
 
 def planned(algorithm: Algorithm, rows: np.ndarray) -> RowPlan:
@@ -31,18 +32,18 @@ def planned(algorithm: Algorithm, rows: np.ndarray) -> RowPlan:
 def main() -> None:
     """Measures and prints."""
     for cell_name in sys.argv[1:] or ("mnist-mlr", "mnist-dnn"):
-        cell, measures = CELLS[cell_name], {}
+        cell, measures = CELLS[cell_name], dict[str, Callable[[], float]]()
         federation = cell.federation()
         for name in NAMES:
             algorithm = ALGORITHMS[name]().with_steps(100.0)
             plan = planned(algorithm, federation.n_train)
-            measures[name, "plain"] = ours(cell, algorithm, federation.clients, ROUNDS)
-            measures[name, "private"] = ours(cell, algorithm, federation.clients, ROUNDS, plan)
+            measures[name] = ours(cell, algorithm, federation.clients, ROUNDS)
+            measures[f"private {name}"] = ours(cell, algorithm, federation.clients, ROUNDS, plan)
         times = {label: median(values) for label, values in interleaved(measures, REPETITIONS).items()}
         print(f"\n{cell_name}: {federation.clients} clients\n")
         print("| algorithm | plain, ms | private, ms | ratio |\n|---|---|---|---|")
         for name in NAMES:
-            plain, private = (1e3 * times[name, kind] for kind in ("plain", "private"))
+            plain, private = (1e3 * times[label] for label in (name, f"private {name}"))
             print(f"| {name} | {plain:.1f} | {private:.1f} | {private / plain:.2f} |", flush=True)
 
 

@@ -121,15 +121,8 @@ def understood(
         except SystemExit as end:
             status = end.code
         # The folder that a document goes on with is the reader's, so it is missing here.
-        goes_on = argv[:1] in (
-            ["resume"],
-            ["personalize"],
-            ["report"],
-            ["export"],
-            ["predict"],
-            ["log"],
-            ["budget"],
-        )
+        continuing = ("resume", "personalize", "report", "export", "predict", "log", "budget", "audit")
+        goes_on = argv[:1] and argv[0] in continuing
         goes_on |= argv[:2] == ["server", "--resume"]
         said = capsys.readouterr().err
         missing = goes_on and re.search("There is no (folder|run|exported model|log)", said) is not None

@@ -315,7 +315,7 @@ def noise_is_secret(mechanism: Mechanism, secret: Callable[[], jax.Array], level
     value, _ = _largest_correlation(vectors)
     return Check(
         "The server cannot compute a deployed client's noise",
-        "largest correlation of its noise with what the seed gives, and with that of another start",
+        "largest correlation with what the seed gives, and with another start",
         value, _correlation_by_chance(level, vectors[0].size, len(vectors)), True, level, release.name,
     )  # fmt: skip
 

@@ -117,10 +117,11 @@ class PrivateLoss:
 
     def grad(self, theta: Params) -> Params:
         """(1/B) (Σ clip_c(∇ℓ_j(θ)) + N(0, z²c²I)) + l2 θ."""
+        # Noise is made in a loop of its own: XLA does not vectorise it together with other arithmetic.
+        noise = lax.optimization_barrier(normal_like(self.batch.key, theta))
         total = self.clipped_sum(theta)
         private, share = self.private, (1 / self.batch.size).astype(theta.dtype)
         deviation = jnp.where(private.noise > 0, private.noise * private.clip, 0).astype(theta.dtype)
-        noise = normal_like(self.batch.key, total)
         return total.map(lambda g, e, t: share * (g + deviation * e) + self.model.l2 * t, noise, theta)
 
     def clipped_sum(self, theta: Params) -> Params:
