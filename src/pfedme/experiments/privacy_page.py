@@ -334,7 +334,8 @@ The λ that was chosen, for each seed:
   {largest_steps(found)}, so that longer training or larger steps might give more.
 - Both grids, of λ and of step sizes, were changed once, after a first pass in which most choices on
   validation rows were at their ends; the fixed λ stayed the same. In that pass, with two step sizes and other
-  noise, MR-MTL with λ fixed was better than both in 2 of 16 cases (mnist-dirichlet, +3.2 at ε = 1 and +1.6 at ε = 2).
+  noise, MR-MTL with λ fixed was better than both in 2 of 16 cases
+  (mnist-dirichlet, +3.2 at ε = 1 and +1.6 at ε = 2).
 - Each seed has another split into training and test rows, another first model, other batches and other noise.
 - ε is that of a simulation: noise comes from the seed.
 
