@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FormatStrFormatter, LogLocator, NullLocator
 
 from pfedme.report.figures import COLOURS, dress, png
 
@@ -66,20 +67,29 @@ def lam_figure(
     left.set_xscale("log")
     left.set_yscale("log")
     left.set_xticks(at, [f"{e:g}" for e in at])
-    left.minorticks_off()
+    left.xaxis.minorticks_off()
+    _plain_numbers(left)
     left.legend(frameon=False, fontsize=8)
     dress(left, "", "ε", "best λ", "quadratics")
     for k, curve in enumerate(best):
         place = np.arange(len(epsilons)) + 0.06 * (k - (len(best) - 1) / 2)
         right.plot(
             place, curve.values, label=curve.label, color=COLOURS[k], marker=MARKS[k], markersize=4,
-            linewidth=1.1,
+            linewidth=1.1, alpha=0.9,
         )  # fmt: skip
     right.set_yscale("log")
+    _plain_numbers(right)
     _epsilon_axis(right, epsilons)
     right.legend(frameon=False, fontsize=8)
     dress(right, "", "ε of each row", "best λ on validation rows", "MR-MTL on the federations")
     return png(figure)
+
+
+def _plain_numbers(at: Axes) -> None:
+    """1, 2 and 5 times powers of ten on a logarithmic vertical axis."""
+    at.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    at.yaxis.set_major_formatter(FormatStrFormatter("%g"))
+    at.yaxis.set_minor_locator(NullLocator())
 
 
 def _epsilon_axis(at: Axes, epsilons: Sequence[float]) -> None:
