@@ -122,7 +122,7 @@ def understood(
             status = end.code
         # The folder that a document goes on with is the reader's, so it is missing here.
         continuing = ("resume", "personalize", "report", "export", "predict", "log", "budget", "audit")
-        goes_on = argv[:1] and argv[0] in continuing
+        goes_on = argv[0] in continuing
         goes_on |= argv[:2] == ["server", "--resume"]
         said = capsys.readouterr().err
         missing = goes_on and re.search("There is no (folder|run|exported model|log)", said) is not None

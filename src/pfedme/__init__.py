@@ -17,7 +17,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.3.0"
+__version__ = "0.4.0"
 
 if TYPE_CHECKING:
     from pfedme.algorithms import Algorithm, Alone, FedAvg, FedAvgFT, Models, PerFedAvg, PFedMe, Update
