@@ -114,6 +114,7 @@ def test_newcomers_from_python(tmp_path: Path):
     assert pfedme.model_of(tmp_path / "new", client="2").origin["which"] == "recommended"
 
 
+@pytest.mark.slow
 def test_compare_has_the_records_of_its_runs(tmp_path: Path):
     alone = pfedme.Alone(R=2, eta=0.1, l2="model")
     found = pfedme.compare(["fedavg:R=2,eta=0.1", alone], DATA, rounds=2, seeds=2, out=tmp_path / "c")

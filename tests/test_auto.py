@@ -94,6 +94,7 @@ def test_only_steps_that_were_not_given_become_smaller():
 # --- Rounds ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_converged_training_is_near_the_minimum():
     """Pooled softmax regression, by L-BFGS in float64."""
     fed = clients([60, 80, 100])
@@ -259,6 +260,7 @@ def test_clients_whose_labels_are_noise_choose_a_strong_l2_and_others_a_weak_one
 # --- The command -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fedavg", "alone"])
 def test_the_command_in_the_record_repeats_the_run_with_every_number_written_out(name: str, tmp_path: Path):
     out, again = tmp_path / "auto", tmp_path / "again"

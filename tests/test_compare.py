@@ -118,6 +118,7 @@ def test_algorithms_start_from_the_same_model(tmp_path: Path):
     assert first["alone"]["personal"]["loss"] == pytest.approx(first["fedavg"]["global"]["loss"], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_json_prints_one_object_and_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     argv = ["compare", "fedavg", "alone", *TINY, "--seeds", "2", "--json", "--out", str(tmp_path)]
     assert main(argv) == 0

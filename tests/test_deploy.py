@@ -446,6 +446,7 @@ def test_what_goes_wrong_at_a_client_is_told_at_its_own_console(
     assert "Traceback" in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("least", "waited"), [(4, [60.0, 9.0, 9.0, 5.0]), (5, [60.0, 60.0, 60.0, 5.0, 5.0, 5.0, 5.0])]
 )
@@ -475,6 +476,7 @@ def test_who_is_late_again_and_again_has_all_the_time_now_and_then(tmp_path: Pat
     assert room.waited == [60.0, 9.0, 9.0, 9.0, 9.0, 60.0, 9.0]
 
 
+@pytest.mark.slow
 def test_the_ledger_tells_what_each_client_did_to_the_step(tmp_path: Path):
     room = Room(owners(tmp_path), tmp_path / "state")
     samples = FedAvg(**QUICK, aggregation="samples")

@@ -204,6 +204,7 @@ def test_a_value_that_diverges_is_no_better_than_another():
 # --- what is written
 
 
+@pytest.mark.slow
 def test_every_claim_gets_a_verdict(done: Reproduced):
     out, findings = done.out, done.findings
     page = (out / "audit.md").read_text() if done.complete else ""

@@ -208,6 +208,7 @@ def test_the_server_leaves_a_report_when_a_run_ends_or_stops(runs: dict[str, Pat
         assert "Who took part" in (path / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_a_run_with_scores_is_told_as_any_other(runs: dict[str, Path]):
     found = shown(runs["shared"])
     assert found["title"] == "Predicting sick at 5 clients"

@@ -378,6 +378,7 @@ def test_a_smaller_lambda_lets_the_personal_model_go_further():
     np.testing.assert_allclose(theta[0], np.asarray(given.personal.ravel(1))[0], rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_with_own_lambdas_ends_the_same(tmp_path: Path):
     line = f"run pfedme {TINY} --rounds 6 --rechoose 2 --lam 5 --eval-every 3".split()
     run = Run(
@@ -479,6 +480,7 @@ def test_a_run_stopped_while_its_clients_choose_is_resumed(
     assert "is finished; there is nothing to resume" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_newcomers_get_a_page(run: Path, tmp_path: Path):
     data = "synthetic:clients=3,rows=16,features=4,classes=3,seed=1"
     assert main(["personalize", str(run), "--data", data, "--out", str(tmp_path / "new")]) == 0

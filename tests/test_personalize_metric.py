@@ -334,6 +334,7 @@ def test_the_page_shows_the_metric(ran: Path):
     assert page["baselines"][0]["mean"] == 0.5
 
 
+@pytest.mark.slow
 def test_the_terminal_shows_the_metric_first(ran: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     write_table(tmp_path / "new.csv", 1, each=60)
     line = f"personalize {ran} --data {tmp_path / 'new.csv'} --out {tmp_path / 'new'}"

@@ -323,6 +323,7 @@ def test_the_table_is_never_overwritten(
     assert (tmp_path / "new.csv").read_bytes() == content
 
 
+@pytest.mark.slow
 def test_a_run_with_a_shared_model_alone_knows_its_clients(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

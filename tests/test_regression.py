@@ -408,6 +408,7 @@ def test_a_table_is_trained_on_and_judged_in_its_own_units(
     assert "R²" in Path("run/report.html").read_text()
 
 
+@pytest.mark.slow
 def test_a_comparison_tells_r2_and_errors(
     stays: list[list[dict[str, Any]]], capsys: pytest.CaptureFixture[str]
 ):
@@ -428,6 +429,7 @@ def test_a_comparison_tells_r2_and_errors(
     assert not rows
 
 
+@pytest.mark.slow
 def test_an_interrupted_regression_ends_as_if_it_had_not_been(stays: list[list[dict[str, Any]]]):
     assert pfedme(f"run alone {TABLE} {SMALL} --out whole --json") == 0
     run = Run.from_json(Folder(Path("whole")).read()["config"])
@@ -479,6 +481,7 @@ def test_the_description_counts_clients_whose_test_labels_are_alike(stays: list[
     assert "1 client has no test rows" in said
 
 
+@pytest.mark.slow
 def test_a_client_with_far_larger_numbers_makes_steps_smaller(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

@@ -29,6 +29,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Results]:
     return {name: Results(folder / name) for name in PAPERS}
 
 
+@pytest.mark.slow
 def test_a_run_that_is_stopped_in_its_pilot_begins_it_again(tmp_path: Path):
     run = tiny("alone", rounds=0, budget=12, eval_every=None)
     execute(run, tmp_path / "whole")

@@ -187,6 +187,7 @@ def test_a_full_disk_ends_a_run_with_a_sentence_and_spares_the_checkpoint(whole:
     assert Results(out) == whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [500, 3_000, 10_000, 30_000])
 def test_wherever_the_disk_fills_up_the_run_can_go_on(
     whole: Results,

@@ -233,6 +233,7 @@ def test_every_claim_is_measured_in_finite_numbers(measured):
             assert row.low <= row.value <= row.high
 
 
+@pytest.mark.slow
 def test_what_is_a_theorem_is_not_refuted(measured):
     """Proposition 1 and the lemmas are proved for these very federations."""
     verdicts = {m.claim: m.verdict for m in measured}

@@ -180,6 +180,7 @@ def test_a_run_is_tracked_with_all_that_its_record_says(tmp_path: Path, capsys: 
     assert tags.count("_hparams_/session_start_info") == tags.count("_hparams_/session_end_info") == 1
 
 
+@pytest.mark.slow
 def test_tracking_changes_no_result(tmp_path: Path):
     execute(RUN, tmp_path / "plain")
     execute(RUN, tmp_path / "tracked", track=parse_trackers(BOTH))
@@ -187,6 +188,7 @@ def test_tracking_changes_no_result(tmp_path: Path):
     assert "track" not in record_of(tmp_path / "plain")
 
 
+@pytest.mark.slow
 def test_a_regression_is_tracked_by_r2_and_rmse(tmp_path: Path):
     rng = np.random.default_rng(0)
     rows = [f"{'ab'[k % 2]},{x:.4f},{2 * x + 0.1 * k:.4f}" for k, x in enumerate(rng.normal(size=40))]
@@ -199,6 +201,7 @@ def test_a_regression_is_tracked_by_r2_and_rmse(tmp_path: Path):
     assert "global/accuracy" not in names
 
 
+@pytest.mark.slow
 def test_numbers_can_be_seen_while_the_run_is_under_way(tmp_path: Path):
     seen = []
 
@@ -236,6 +239,7 @@ def test_a_resumed_run_goes_on_in_the_same_place_with_every_round_once(
     assert_tracked(out)
 
 
+@pytest.mark.slow
 def test_what_a_tracker_has_beyond_the_checkpoint_is_not_written_again(tmp_path: Path):
     """As after kill -9, or when the checkpoint was deleted."""
     out = tmp_path / "run"

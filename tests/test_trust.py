@@ -590,6 +590,7 @@ def test_who_tells_the_impossible_is_named_and_left_out(name: str, without_north
     assert found.schema == without_north
 
 
+@pytest.mark.slow
 def test_who_tells_what_is_far_off_has_no_part_in_the_scaling(tmp_path: Path):
     plan = Plan(algorithm=FedAvg(**QUICK), model=MLR(), rounds=1, min_clients=5)
     honest = Server(plan, Room(owners(tmp_path), tmp_path / "honest"), print).begin().agreement

@@ -355,6 +355,7 @@ def test_a_grid_that_is_interrupted_leaves_no_point_out(tmp_path: Path):
     assert [t.settings for t in tuning.trials if t.state != "interrupted"] == sought.grid()
 
 
+@pytest.mark.slow
 def test_a_killed_search_is_continued(tmp_path: Path):
     out = tmp_path / "search"
     argv = shlex.split(f"tune fedavg {TINY} --rounds 5000 --trials 4 --out {out}")
