@@ -14,7 +14,7 @@ run: $(INSTALLED)
 	    --data synthetic --model mlr --rounds 600 --cohort 10 --personalize auto:small=0 --out runs/first --force
 
 test: lint
-	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder  # three, since live tests wait most of the time
 
 test-all: lint
 	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m ''

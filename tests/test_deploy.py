@@ -164,7 +164,7 @@ STRICT: dict[str, Any] = {
     [
         (PFedMe(lam=5.0, K=3, alpha=0.01, **QUICK), False),
         pytest.param(PFedMe(lam=5.0, K=3, alpha=0.01, **QUICK), True, marks=pytest.mark.slow),
-        (FedAvg(**QUICK, aggregation="samples"), False),
+        pytest.param(FedAvg(**QUICK, aggregation="samples"), False, marks=pytest.mark.slow),
         pytest.param(PerFedAvg(eta=0.05, R=10, B=16, alpha=0.02), False, marks=pytest.mark.slow),
         pytest.param(FedAvgFT(F=5, **QUICK), True, marks=pytest.mark.slow),
     ],

@@ -27,7 +27,7 @@ SMALL = DNN(hidden=(4,))
 @pytest.mark.parametrize(
     ("algorithm", "model"),
     [
-        (Mocha(**QUICK), MLR()),
+        pytest.param(Mocha(**QUICK), MLR(), marks=pytest.mark.slow),
         (IFCA(clusters=3, warmup=1, **QUICK), MLR()),
         pytest.param(LabelPrior(form="training", **QUICK), SMALL, marks=pytest.mark.slow),
     ],

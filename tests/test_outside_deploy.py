@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from conftest import INSTALLED, installed
 from laws import PAPERS, assert_close, there
-from outside import OUTSIDE, Clusters, Control, Head, Momentum, Narrow, build
+from outside import OUTSIDE, Control, Head, Momentum, Narrow, build
 from test_deploy import QUICK, Room, ledger, owners, w_of
 
 from pfedme.algorithms import ALGORITHMS, Algorithm, FedBN, Mocha
@@ -154,10 +154,7 @@ def small(cls: type[Algorithm]) -> tuple[Algorithm, Description]:
 @pytest.mark.parametrize(
     "cls",
     [
-        *(
-            pytest.param(cls, marks=[pytest.mark.slow] * (cls in (Momentum, Clusters)))
-            for cls in OUTSIDE.values()
-        ),
+        *(pytest.param(cls, marks=[pytest.mark.slow] * (cls is not Control)) for cls in OUTSIDE.values()),
         *(pytest.param(cls, marks=pytest.mark.slow) for cls in DEPLOYABLE.values()),
     ],
     ids=[*OUTSIDE, *DEPLOYABLE],

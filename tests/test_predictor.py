@@ -48,7 +48,11 @@ def images(path: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    "model", ["mlr", pytest.param("dnn:hidden=30-20", marks=pytest.mark.slow), "cnn:channels=3,hidden=5"]
+    "model",
+    [
+        "mlr",
+        *(pytest.param(m, marks=pytest.mark.slow) for m in ("dnn:hidden=30-20", "cnn:channels=3,hidden=5")),
+    ],
 )
 def test_predictions_are_the_simulations_to_the_bit(model: str, tmp_path: Path):
     data = images(tmp_path / "images.npz")

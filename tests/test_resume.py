@@ -48,7 +48,10 @@ MOMENTS = [(0, True), (1, False), (2, True), (3, False), (4, True), (6, False), 
 
 @pytest.mark.parametrize(
     ("name", "round", "evaluated"),
-    [("alone", *moment) for moment in MOMENTS]
+    [
+        pytest.param("alone", *moment, marks=[pytest.mark.slow] * (moment not in MOMENTS[1:3]))
+        for moment in MOMENTS
+    ]
     + [(name, *moment) for name in PAPERS if name != "alone" for moment in MOMENTS[2:3]],
 )
 def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(

@@ -113,7 +113,11 @@ def test_a_run_that_is_killed_three_times_ends_as_if_it_had_not_been(
     assert Results(out) == want
 
 
-@pytest.fixture(scope="module", params=[signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+@pytest.fixture(
+    scope="module",
+    params=[signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)],
+    ids=["SIGINT", "SIGTERM"],
+)
 def signalled(
     request: pytest.FixtureRequest,
     long: tuple[Results, list[str]],

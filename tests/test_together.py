@@ -35,7 +35,7 @@ def starts(simulations: list[Simulation]) -> list[State]:
             pytest.param(cls, marks=[pytest.mark.slow] * (cls not in (PFedMe,)))
             for cls in ALGORITHMS.values()
         ),
-        *(pytest.param(cls, marks=[pytest.mark.slow] * cls.has_global) for cls in OUTSIDE.values()),
+        *(pytest.param(cls, marks=pytest.mark.slow) for cls in OUTSIDE.values()),
     ],
     ids=[*ALGORITHMS, *OUTSIDE],
 )
