@@ -380,9 +380,11 @@ def test_as_many_dirichlet_clients_as_images_get_one_each(tmp_path: Path):
 # --- The cache of fetched files ----------------------------------------------------------------------
 
 
-DESCRIBE = (
-    "import sys; from pfedme.cli import main; sys.exit(main('data describe --data mnist --json'.split()))"
-)
+DESCRIBE = """
+import sys
+from pfedme.cli import main
+sys.exit(main(["data", "describe", "--data", "mnist", "--json"]))
+"""
 
 
 def offline(cache: Path, code: str = DESCRIBE) -> subprocess.CompletedProcess[str]:
@@ -394,12 +396,8 @@ def offline(cache: Path, code: str = DESCRIBE) -> subprocess.CompletedProcess[st
     }  # fmt: skip
     return subprocess.run(
         [sys.executable, "-c", code],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+        env=environment, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
 
 
 def linked_cache(folder: Path) -> Path:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pfedme.algorithms import Algorithm, Alone, FedAvg, FedAvgFT, Models, PerFedAvg, PFedMe, Update
     from pfedme.algorithms.base import Cohort, sgd
     from pfedme.api import compare, personalize, train, tune
-    from pfedme.core.models import CNN, DNN, MLR, Model, Network, NormalisedDNN
+    from pfedme.core.models import CNN, DNN, MLR, Ensemble, Model, Network, NormalisedDNN
     from pfedme.core.tree import Params, record
     from pfedme.data.fashion import FashionMnist
     from pfedme.data.federation import Federation
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from pfedme.export import Predictor, load, model_of
 
 __all__ = [
-    "CNN", "DNN", "MLR", "Algorithm", "Alone", "Cohort", "FashionMnist", "FedAvg", "FedAvgFT", "Federation",
-    "InputError", "Mnist", "Model", "Models", "Network", "NormalisedDNN", "PFedMe", "Params", "PerFedAvg",
+    "CNN", "DNN", "MLR", "Algorithm", "Alone", "Cohort", "Ensemble", "FashionMnist", "FedAvg", "FedAvgFT",
+    "Federation", "InputError", "Mnist", "Model", "Models", "Network", "NormalisedDNN", "PFedMe", "Params", "PerFedAvg",
     "Personalize", "Predictor", "RunError", "Simulation", "Synthetic", "Table", "Update", "compare", "load",
     "model_of", "personalize", "record", "sgd", "train", "tune",
 ]  # fmt: skip
@@ -54,7 +54,7 @@ _HOMES = {
     "pfedme.data.synthetic": ("Synthetic",),
     "pfedme.data.table": ("Table",),
     "pfedme.errors": ("InputError", "RunError"),
-    "pfedme.core.models": ("CNN", "DNN", "MLR", "Model", "Network", "NormalisedDNN"),
+    "pfedme.core.models": ("CNN", "DNN", "MLR", "Ensemble", "Model", "Network", "NormalisedDNN"),
     "pfedme.engine.choices": ("Personalize",),
     "pfedme.engine.simulate": ("Simulation",),
     "pfedme.export": ("Predictor", "load", "model_of"),

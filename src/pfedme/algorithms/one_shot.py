@@ -17,7 +17,8 @@ from pfedme.core.tree import Params, record
 class OneShot(Algorithm):
     """R steps of θ_i ← θ_i − η ∇f̃_i(θ_i) per round on every client; w is the mean of the θ_i.
 
-    It is FedAvg with a single round of T·R local steps of all clients, and equal weights.
+    It is FedAvg with a single round of T·R local steps of all clients, and equal weights. The paper's
+    ensembles, which keep all θ_i and average their probabilities, are `pfedme.Ensemble`.
     """
 
     name: ClassVar[str] = "one-shot"

@@ -13,10 +13,11 @@ import jax
 import jax.numpy as jnp
 
 from pfedme.core.convolution import stage
+from pfedme.core.ensemble import Ensemble
 from pfedme.core.model import Layer, Model, dense, uniform_layers
 from pfedme.core.normalised import NormalisedNetwork
 from pfedme.core.plugins import Known
-from pfedme.core.spec import Bound, Count, Index, NonNegative, build, parse
+from pfedme.core.spec import Bound, Count, Index, NonNegative, build, check, parse
 from pfedme.core.tree import Params, record
 from pfedme.errors import InputError
 
@@ -147,13 +148,16 @@ def model_from_json(document: dict[str, Any]) -> Model:
         raise InputError(f"The description of a model must be a JSON object, not {document!r}.")
     fields = dict(document)
     kind = fields.pop("kind", "network")
-    if kind not in ("network", "cnn", "dnn-bn"):
+    if kind not in ("network", "cnn", "dnn-bn", "ensemble"):
         raise InputError(f"Unknown kind of model '{kind}'; a later version of pfedme may have written it.")
     lacking = {"features", "classes"} - set(fields)
     if lacking:
         raise InputError(f"The description of a model lacks {' and '.join(sorted(lacking))}.")
     if kind == "network":
         return build(Network, fields, "the model")
+    if kind == "ensemble":
+        one = model_from_json(fields.get("one", {}))
+        return check(Ensemble(one=one, members=fields.get("members", 0), classes=one.classes), "the model")
     sizes = build(Network, {name: fields.pop(name) for name in ("features", "classes")}, "the model")
     return build(MODELS.own[kind], fields, "the model").build(sizes.features, sizes.classes)
 
