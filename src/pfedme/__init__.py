@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 __all__ = [
     "CNN", "DNN", "MLR", "Algorithm", "Alone", "Cohort", "Ensemble", "FashionMnist", "FedAvg", "FedAvgFT",
     "Federation", "InputError", "Mnist", "Model", "Models", "Network", "NormalisedDNN", "PFedMe", "Params",
-    "PerFedAvg", "Personalize", "Predictor", "RunError", "Simulation", "Synthetic", "Table", "Update", "compare", "load",
-    "model_of", "personalize", "record", "sgd", "train", "tune",
+    "PerFedAvg", "Personalize", "Predictor", "RunError", "Simulation", "Synthetic", "Table", "Update",
+    "compare", "load", "model_of", "personalize", "record", "sgd", "train", "tune",
 ]  # fmt: skip
 
 _HOMES = {
