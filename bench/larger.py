@@ -44,10 +44,9 @@ def main() -> None:
     asked = parser.parse_args()
     federation = Synthetic(clients=20, rows=300).load()
     model = network(federation.features, federation.classes, asked.width)
-    print(
-        "| algorithm | parameters | PyTorch loop | ours | times faster | loss: before, after | peak memory |"
-    )
-    print("|---|---|---|---|---|---|---|")
+    columns = "algorithm", "parameters", "PyTorch loop", "ours", "times faster", "loss", "peak memory"
+    print("|", " | ".join(columns), "|")
+    print("|---" * len(columns) + "|")
     for name, algorithm in {
         "fedavg": FedAvg(R=R, B=B, eta=0.05, aggregation="uniform"),
         "pfedme": PFedMe(R=R, K=K, B=B, eta=0.05, alpha=0.01, lam=15.0),
@@ -73,11 +72,12 @@ def main() -> None:
         assert finite
         after, _ = simulation.evaluate(state)
         losses = [float(e.train[kind].loss.sum() / e.train[kind].count.sum()) for e in (before, after)]
-        size = jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0)))
-        print(
-            f"| {name} | {sum(leaf.size for leaf in size):,} | {times['torch']:.2f} s | {times['ours']:.2f} s "
-            f"| {times['torch'] / times['ours']:.1f} | {losses[0]:.2f}, {losses[1]:.2f} | {peak:.1f} GiB |"
-        )
+        size = sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0))))
+        cells = (
+            name, f"{size:,}", f"{times['torch']:.2f} s", f"{times['ours']:.2f} s",
+            f"{times['torch'] / times['ours']:.1f}", f"{losses[0]:.2f} to {losses[1]:.2f}", f"{peak:.1f} GiB",
+        )  # fmt: skip
+        print("|", " | ".join(cells), "|", flush=True)
 
 
 if __name__ == "__main__":

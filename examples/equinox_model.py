@@ -1,7 +1,7 @@
 """A model from Equinox.
 
-A model is any pair of functions, so modules of Equinox and Flax need no adapter: `init_fn` returns the arrays of
-a new module, and `apply_fn` puts arrays and the rest of the module together.
+A model is any pair of functions, so modules of Equinox and Flax need no adapter: `init_fn` returns the arrays
+of a new module, and `apply_fn` puts arrays and the rest of the module together.
 """
 
 import equinox as eqx
