@@ -214,3 +214,14 @@ def test_a_subclass_is_not_covered_by_its_parent():
 def test_privacy_as_a_text():
     asked = Rows(epsilon=3.0, delta=1e-6, clip=2.0)
     assert Privacy.from_text(str(asked), "privacy") == asked
+
+
+def test_a_private_run_that_diverges_is_not_repeated(tmp_path: Path, capsys):
+    """Another training with smaller steps would use the rows a second time."""
+    pytest.importorskip("dp_accounting", reason="pfedme[privacy] is not installed")
+    words = "run fedavg --data synthetic:clients=3,rows=60 --model mlr:l2=1e6 --rounds 12"
+    words += " --dp rows --epsilon 5"
+    assert main([*words.split(), "--out", str(tmp_path / "r")]) == 1
+    record = json.loads((tmp_path / "r" / "record.json").read_text())
+    assert (record["status"], record["privacy"]["epsilon"]) == ("diverged", 5.0)
+    assert "lower --eta" in capsys.readouterr().err
