@@ -35,6 +35,8 @@ from pfedme.deploy.server import Server
 from pfedme.errors import InputError
 from pfedme.export import load
 from pfedme.privacy.units import Rows
+from pfedme.report.html.document import document
+from pfedme.report.html.read import read
 from pfedme.runs.run import Run
 from pfedme.training.execute import execute
 
@@ -303,6 +305,10 @@ def test_a_run_costs_at_most_its_epsilon_and_says_so_in_its_log_and_record(
     assert (record["privacy"]["epsilon"], record["privacy"]["simulated"]) == (3.0, False)
     assert "the number of rows of each client" in record["privacy"]["not_covered"]
     assert record["agreed_from"] == dict.fromkeys(NAMES[:2], "rows, with minimum counts")
+    (shown,) = document(read([out]))["privacy"]
+    assert "ε is at most 3" in shown["claim"]
+    assert "seed" not in shown["claim"]
+    assert ["told before training", "rows, with minimum counts: east, north"] in shown["facts"]
     capsys.readouterr()
     assert main(["budget", str(client.state)]) == 0
     said = capsys.readouterr().out

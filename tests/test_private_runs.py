@@ -20,6 +20,8 @@ from pfedme.engine.simulate import Simulation
 from pfedme.errors import InputError
 from pfedme.privacy.rows import RowPlan, plan_rows, rate, room, supported
 from pfedme.privacy.units import Privacy, Rows
+from pfedme.report.html.document import document
+from pfedme.report.html.read import read
 from pfedme.runs.run import Run, load
 
 DATA = Synthetic(clients=3, rows=60)
@@ -134,6 +136,11 @@ def test_a_run_its_record_its_command_and_its_repetition(tmp_path: Path, capsys)
     assert told["spent"]["max"] <= 20
     assert len(told["clients"]["epsilon"]) == 3
     assert any("number of rows" in line for line in told["not_covered"])
+    (shown,) = document(read([tmp_path / "a"]))["privacy"]
+    assert "one row of one client: ε is at most 20 at δ = 0.0001" in shown["claim"]
+    assert "which is known" in shown["claim"]
+    assert ["neighbours", "add or remove one row"] in shown["facts"]
+    assert shown["not_covered"] == told["not_covered"]
     assert record["history"][0]["round"] == 1  # nothing is spent before the first round
     assert record["final"]["global"].get("train_loss") is None
     again = shlex.split(record["command"])[1:]
