@@ -2,7 +2,9 @@
 
     python bench/privacy.py [CELL...]
 
-Prints a Markdown table: medians of interleaved repetitions, everyone training, R = 20 and |D| = 20.
+Prints a Markdown table: medians of interleaved repetitions, everyone training, R = 20 and |D| = 20. Ratios
+are medians too, of each private measurement over the plain one just before it; those of processor time hardly
+depend on what else the machine does.
 A plain round of pFedMe takes its K = 5 inner steps in the span of the mini-batch. With noise, which leaves
 that span, it takes them in all parameters.
 """
@@ -10,10 +12,11 @@ that span, it takes them in all parameters.
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
 
 import numpy as np
-from cells import CELLS, interleaved, median, ours
+from cells import CELLS, median, ours
 
 from pfedme.algorithms import ALGORITHMS, Algorithm
 from pfedme.privacy.rows import RowPlan, plan_rows
@@ -29,22 +32,39 @@ def planned(algorithm: Algorithm, rows: np.ndarray) -> RowPlan:
     return plan_rows(Rows(epsilon=8.0, clip=1.0), algorithm, rows, took_part, 0 * took_part)
 
 
+def timed(measure: Callable[[], float]) -> np.ndarray:
+    """Seconds of a round, and the processor's seconds."""
+    began = time.process_time()
+    seconds = measure()
+    return np.array([seconds, (time.process_time() - began) / ROUNDS])
+
+
 def main() -> None:
     """Measures and prints."""
     for cell_name in sys.argv[1:] or ("mnist-mlr", "mnist-dnn"):
-        cell, measures = CELLS[cell_name], dict[str, Callable[[], float]]()
+        cell = CELLS[cell_name]
         federation = cell.federation()
+        pairs = dict[str, tuple[Callable[[], float], Callable[[], float]]]()
         for name in NAMES:
             algorithm = ALGORITHMS[name]().with_steps(100.0)
             plan = planned(algorithm, federation.n_train)
-            measures[name] = ours(cell, algorithm, federation.clients, ROUNDS)
-            measures[f"private {name}"] = ours(cell, algorithm, federation.clients, ROUNDS, plan)
-        times = {label: median(values) for label, values in interleaved(measures, REPETITIONS).items()}
+            pairs[name] = (
+                ours(cell, algorithm, federation.clients, ROUNDS),
+                ours(cell, algorithm, federation.clients, ROUNDS, plan),
+            )
+        found = {name: [] for name in NAMES}
+        for _ in range(REPETITIONS):
+            for name, pair in pairs.items():
+                found[name].append([timed(measure) for measure in pair])
         print(f"\n{cell_name}: {federation.clients} clients\n")
-        print("| algorithm | plain, ms | private, ms | ratio |\n|---|---|---|---|")
-        for name in NAMES:
-            plain, private = (1e3 * times[label] for label in (name, f"private {name}"))
-            print(f"| {name} | {plain:.1f} | {private:.1f} | {private / plain:.2f} |", flush=True)
+        print(
+            "| algorithm | plain, ms | private, ms | ratio | ratio of processor time |\n|---|---|---|---|---|"
+        )
+        for name, values in found.items():
+            times = np.array(values)  # repetition, plain or private, seconds or the processor's
+            plain, private = (1e3 * median(list(times[:, k, 0])) for k in (0, 1))
+            ratio, of_processor = (median(list(times[:, 1, k] / times[:, 0, k])) for k in (0, 1))
+            print(f"| {name} | {plain:.1f} | {private:.1f} | {ratio:.2f} | {of_processor:.2f} |", flush=True)
 
 
 if __name__ == "__main__":

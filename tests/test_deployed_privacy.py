@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,8 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy import stats
 from test_audit_log import LoggedRoom
 from test_deploy import NAMES, QUICK, deployed, ledger, owners, w_of
@@ -19,22 +22,27 @@ from test_deploy import NAMES, QUICK, deployed, ledger, owners, w_of
 from pfedme.algorithms import Algorithm, Ditto, FedAvg, PFedMe
 from pfedme.cli import main
 from pfedme.core.models import MLR
+from pfedme.data.fitting import Moments
 from pfedme.data.table import Table
 from pfedme.deploy import client as client_module
 from pfedme.deploy.answer import answer
-from pfedme.deploy.audit_log import check_log
+from pfedme.deploy.audit_log import AuditLog, check_log
 from pfedme.deploy.budget import Budget, report
 from pfedme.deploy.client import REFUSED, Client
 from pfedme.deploy.config import config_of
 from pfedme.deploy.config import plan_of as plan_of_config
+from pfedme.deploy.console import told_lines
+from pfedme.deploy.declared import noisy
 from pfedme.deploy.messages import Content, Refusal, Words
 from pfedme.deploy.plan import Plan, offered
 from pfedme.deploy.policy import Policy, read_policy
-from pfedme.deploy.private import REPLY, calibrated
+from pfedme.deploy.private import REPLY, Releases, calibrated
 from pfedme.deploy.server import Server
 from pfedme.errors import InputError
 from pfedme.export import load
 from pfedme.privacy.units import Rows
+from pfedme.report.html.document import document
+from pfedme.report.html.read import read
 from pfedme.runs.run import Run
 from pfedme.training.execute import execute
 
@@ -303,6 +311,10 @@ def test_a_run_costs_at_most_its_epsilon_and_says_so_in_its_log_and_record(
     assert (record["privacy"]["epsilon"], record["privacy"]["simulated"]) == (3.0, False)
     assert "the number of rows of each client" in record["privacy"]["not_covered"]
     assert record["agreed_from"] == dict.fromkeys(NAMES[:2], "rows, with minimum counts")
+    (shown,) = document(read([out]))["privacy"]
+    assert "ε is at most 3" in shown["claim"]
+    assert "seed" not in shown["claim"]
+    assert ["told before training", "rows, with minimum counts: east, north"] in shown["facts"]
     capsys.readouterr()
     assert main(["budget", str(client.state)]) == 0
     said = capsys.readouterr().out
@@ -425,9 +437,6 @@ def test_whenever_it_is_killed_what_left_was_counted_once(
     place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Killed after the reply was stored, after it was charged, or after its line and before it left."""
-    from pfedme.deploy.audit_log import AuditLog
-    from pfedme.deploy.private import Releases
-
     client = room(tmp_path, clients=1).clients["east"]
     ask = rounds_of(client, dataclasses.replace(PRIVATE, min_clients=1))
     ask(0)
@@ -569,6 +578,15 @@ def test_what_is_told_can_come_from_a_file_and_then_does_not_depend_on_rows(tmp_
         ("classes", "rows = 0\nclasses", "rows must be a whole number"),
         ("classes", "extra = 1\nclasses", "has 'extra'"),
         ("classes", "classes =", "cannot be read"),
+        ("mean = 50, deviation = 20", "lowest = 0, highest = 120", "add epsilon, their share of the budget"),
+        ("mean = 50, deviation = 20", "lowest = 9, highest = 9", "numbers.age must be such as"),
+        ("mean = 50, deviation = 20", "lowest = 0, highest = inf", "numbers.age must be such as"),
+        ("mean = 50, deviation = 20", "lowest = 0, mean = 50", "numbers.age must be such as"),
+        ("classes", "epsilon = 0\nclasses", "epsilon must be a positive finite number"),
+        ("classes", "epsilon = -1\nclasses", "epsilon must be a positive finite number"),
+        ("classes", "epsilon = nan\nclasses", "epsilon must be a positive finite number"),
+        ("classes", 'epsilon = "1"\nclasses', "epsilon must be a positive finite number"),
+        ("classes", "epsilon = 3\nclasses", "epsilon 3 leaves nothing of the limit of 3"),
     ],
 )
 def test_a_file_that_does_not_fit_the_table_is_an_error(old: str, new: str, error: str, tmp_path: Path):
@@ -578,3 +596,120 @@ def test_a_file_that_does_not_fit_the_table_is_an_error(old: str, new: str, erro
     ]
     with pytest.raises(InputError, match=re.escape(error)):
         _ = client.told
+
+
+# --- the agreement with a share of the budget
+
+RANGES = "epsilon = 0.5\n" + TOLD.replace("{mean = 50, deviation = 20}", "{lowest = 20, highest = 60}")
+
+
+def sharing(tmp_path: Path, text: str = RANGES, **limits: Any) -> LoggedRoom:
+    """Clients that tell what a file says, and some of it with noise."""
+    (tmp_path / "told.toml").write_text(text)
+    return room(tmp_path, policy=dataclasses.replace(SITE, schema=str(tmp_path / "told.toml"), **limits))
+
+
+def offer_of(plan: Plan) -> Content:
+    """The message that offers a plan."""
+    return Content({"plan": json.loads(json.dumps(plan.offer()))}, {})
+
+
+def test_without_noise_what_is_told_is_the_mean_and_deviation_within_the_range(tmp_path: Path):
+    client = sharing(tmp_path).clients["east"]
+    declared = client.declared
+    assert declared is not None
+    (pair,) = noisy(client.table.tell(5, declared.ranges).numbers, declared.ranges, 0.0).values()
+    federation = client.table.load()
+    schema = federation.schema
+    assert schema is not None
+    k, column = next((k, c) for k, c in enumerate(schema.columns) if c.name == "age")
+    ages = column.mean + column.scale * federation.x[: int(federation.n_train[0]), k].astype(np.float64)
+    cut = np.clip(ages, 20, 60)
+    assert 0 < (cut != ages).mean() < 1
+    assert pair == pytest.approx((cut.mean(), cut.std()), rel=1e-4)
+
+
+def test_noise_of_the_sums_has_the_deviation_of_their_sensitivity():
+    """With values in the middle, n times the mean's place in its range is n e_1/(n + e_0) ≈ e_1."""
+    n, z = 1e9, 2.0
+    ranges: Any = {"a": (-1.0, 1.0), "b": (4.0, 6.0)}
+    own: Any = {"a": Moments(n, 0.0, 0.25), "b": Moments(n, 5.0, 0.25)}
+    found = np.array([list(noisy(own, ranges, z).values()) for _ in range(4000)])
+    noise = n * (found[:, :, 0] - [0.0, 5.0]) / (z * math.sqrt(3 * 2))
+    assert noise.var() == pytest.approx(1, abs=5 * math.sqrt(2 / noise.size))
+    assert stats.kstest(noise.ravel(), "norm").pvalue > 1e-3
+    squares = n * (found[:, :, 1] ** 2 - 0.25) / (z * math.sqrt(3 * 2))
+    # e_2 − e_0/4, because the sum of squares is divided by the noisy count.
+    assert squares.var() == pytest.approx(1 + 1 / 16, rel=0.1)
+
+
+@given(st.lists(st.floats(-2, 2), max_size=20), st.floats(-1e9, 1e9))
+def test_one_row_changes_the_sums_by_at_most_the_root_of_three(values: list[float], other: float):
+    def sums(values: list[float]) -> np.ndarray:
+        n, mean, spread = Moments.of(np.clip(np.array(values), -1, 1))
+        return np.array([n, n * mean, n * (spread + mean**2)])
+
+    assert np.linalg.norm(sums([*values, other]) - sums(values)) <= math.sqrt(3) + 1e-9
+
+
+def test_a_share_of_the_budget_is_charged_once_and_training_has_the_rest(tmp_path: Path):
+    here = sharing(tmp_path, max_delta=1e-4)
+    out = deployed(tmp_path, PRIVATE, here)
+    client = here.clients["east"]
+    lines = spent(client)
+    assert [line["kind"] for line in lines] == ["agreement", "train", "train", "train", "finish"]
+    assert 0.49 < lines[0]["total"] <= 0.5
+    assert 2 < lines[-1]["total"] <= 3.0
+    chain = check_log(client.state).lines
+    source = "schema file, and rows with noise"
+    assert [line["source"] for line in chain if line["what"] == "agreement"] == [source]
+    assert next(line["epsilon"] for line in chain if line["what"] == "sent") == lines[0]["epsilon"]
+    record = json.loads((out / "record.json").read_text())["deployment"]
+    assert record["agreed_from"] == dict.fromkeys(NAMES[:2], source)
+    assert "and by rows with noise: east, north." in (out / "server.log").read_text()
+    first, second = (
+        json.loads(json.dumps(content.words["numbers"])) for kind, _, content in here.sent if kind == "agree"
+    )
+    assert first["age"] != second["age"]
+    assert first["dose"] == second["dose"] == [1000, 1e6, 25.0]
+    assert first["age"][0] == 1000
+
+    # The next run is told the same, at no further cost; from another file, it is computed anew.
+    client = dataclasses.replace(client, policy=dataclasses.replace(client.policy, max_epsilon=50.0))
+    client.pins.begin()
+    asked = offer_of(PRIVATE)
+    assert list(client.agree(asked).words["numbers"]["age"]) == first["age"]
+    assert len(spent(client)) == len(lines)
+    (tmp_path / "told.toml").write_text(RANGES.replace("highest = 60", "highest = 61"))
+    assert list(client.agree(asked).words["numbers"]["age"]) != first["age"]
+    assert len(spent(client)) == len(lines) + 1
+
+
+def test_nothing_is_computed_before_approval_or_without_a_budget(tmp_path: Path):
+    client = sharing(tmp_path, approve="ask").clients["east"]
+    assert client.told.numbers["age"].values == 0
+    assert client.agree(offer_of(PRIVATE)).words == {"pending": True}
+    assert client.told.numbers["age"].values == 0
+    lines = "\n".join(told_lines(client.told, client.policy, client.declared))
+    assert "numbers 'age': mean and standard deviation, with noise" in lines
+    assert "costs epsilon 0.5 of the budget" in lines
+    with pytest.raises(InputError, match="epsilon is a share of a budget, and there is none"):
+        _ = sharing(tmp_path, dp="none", max_epsilon=None).clients["east"].told
+
+
+def test_what_was_computed_but_not_paid_for_is_not_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    client = sharing(tmp_path).clients["east"]
+
+    def killed(*_: Any, **__: Any) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(AuditLog, "append_in_turn", killed)
+        with pytest.raises(Killed):
+            client.agree(offer_of(PRIVATE))
+    path = client.state / "told.json"
+    before = path.read_bytes()
+    assert client.told.numbers["age"].values == 0
+    client.agree(offer_of(PRIVATE))
+    assert path.read_bytes() != before
+    assert [line["kind"] for line in spent(client)] == ["agreement"]

@@ -659,6 +659,42 @@ def hovered(tab: Page, section: str, number: int) -> str:
     return tab.evaluate(TIP.replace("SECTION", section))
 
 
+PRIVACY = {
+    "unit": "rows", "relation": "add or remove one row", "sampling": "Poisson", "accountant": "PLD",
+    "simulated": True, "epsilon": 3.0, "delta": 1e-5, "clip": 0.5, "noise": {"min": 1.25, "max": 2.5},
+    "spent": {"min": 2.5, "median": 2.7, "max": 2.99}, "not_covered": ["the number of rows", HOSTILE],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("width", [1440, 400])
+def test_a_claim_of_privacy_is_shown_with_what_it_does_not_cover(
+    tab: Page, folder: Path, tmp_path: Path, width: int
+):
+    """One run has a claim, as simulations have it, and one has none."""
+    other = folder / "compared" / "alone" / "seed-0"
+    assert shown(other)["privacy"] == []
+    path = tmp_path / "private"
+    shutil.copytree(folder / "compared" / "fedavg" / "seed-0", path)
+    (path / "record.json").write_text(json.dumps({**record(path), "privacy": PRIVACY}))
+    page = tmp_path / "page.html"
+    assert main(["report", str(path), str(other), "-o", str(page)]) == 0
+    tab.open(page, width=width)
+    text = tab.evaluate("document.querySelector('#privacy').innerText")
+    assert "one row of one client: ε is at most 3 at δ = 1e-05" in text
+    assert "comes from its seed, which is known" in text
+    for name, value in (
+        ("noise multiplier", "1.25 to 2.5"),
+        ("ε spent", "2.5 to 2.99"),
+        ("accountant", "PLD"),
+    ):
+        assert re.search(rf"{name}\s+{re.escape(value)}\n", text, re.IGNORECASE)
+    assert tab.evaluate("[...document.querySelectorAll('#privacy li')].map((l) => l.innerText)") == [
+        "the number of rows", HOSTILE,
+    ]  # fmt: skip
+    assert tab.evaluate("document.documentElement.scrollWidth") <= width
+    assert tab.errors == []
+
+
 @pytest.mark.parametrize("width", [1440, 400])
 def test_hovering_a_client_tells_about_it(tab: Page, pages: dict[str, Path], folder: Path, width: int):
     tab.open(pages["personal"], width=width)

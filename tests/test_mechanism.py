@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator
 from functools import cache
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,7 @@ from pfedme.audits.mechanism import Check, Mechanism, clipping_adapts
 from pfedme.core import private
 from pfedme.core.models import Network
 from pfedme.data.federation import Federation
+from pfedme.deploy import private as deployed
 from pfedme.engine.simulate import Simulation
 from pfedme.privacy.rows import RowPlan, plan_rows
 from pfedme.privacy.units import Rows
@@ -46,10 +48,10 @@ def simulation(seed: int = 0) -> Simulation:
 
 @pytest.fixture(autouse=True)
 def _fixed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few numbers, which are enough to tell, and secrets that are the same each time."""
+    """Few numbers, which are enough to tell, and entropy that is the same each time."""
     rng = np.random.default_rng(0)
     monkeypatch.setattr(mechanism, "NUMBERS", 4000)
-    monkeypatch.setattr(audit.secrets, "token_hex", lambda size: rng.bytes(size).hex())
+    monkeypatch.setattr(deployed, "secrets", SimpleNamespace(token_bytes=rng.bytes))
 
 
 @pytest.fixture
@@ -120,7 +122,9 @@ def test_a_client_that_does_not_clip_is_caught(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_noise_from_the_seed_is_caught(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(audit, "secret_key", lambda _secret: jax.random.key(3))
+    """At deployed clients, which have the only noise that is to be secret."""
+    seed = np.asarray(jax.random.key_data(jax.random.key(3))).tobytes()
+    monkeypatch.setattr(deployed, "secrets", SimpleNamespace(token_bytes=lambda size: seed[:size]))
     found = failures(simulation(seed=3))
     assert len(found) == 1
     assert "with what the seed gives" in found[0]

@@ -20,6 +20,8 @@ from pfedme.engine.simulate import Simulation
 from pfedme.errors import InputError
 from pfedme.privacy.rows import RowPlan, plan_rows, rate, room, supported
 from pfedme.privacy.units import Privacy, Rows
+from pfedme.report.html.document import document
+from pfedme.report.html.read import read
 from pfedme.runs.run import Run, load
 
 DATA = Synthetic(clients=3, rows=60)
@@ -134,6 +136,11 @@ def test_a_run_its_record_its_command_and_its_repetition(tmp_path: Path, capsys)
     assert told["spent"]["max"] <= 20
     assert len(told["clients"]["epsilon"]) == 3
     assert any("number of rows" in line for line in told["not_covered"])
+    (shown,) = document(read([tmp_path / "a"]))["privacy"]
+    assert "one row of one client: ε is at most 20 at δ = 0.0001" in shown["claim"]
+    assert "which is known" in shown["claim"]
+    assert ["neighbours", "add or remove one row"] in shown["facts"]
+    assert shown["not_covered"] == told["not_covered"]
     assert record["history"][0]["round"] == 1  # nothing is spent before the first round
     assert record["final"]["global"].get("train_loss") is None
     again = shlex.split(record["command"])[1:]
@@ -214,3 +221,14 @@ def test_a_subclass_is_not_covered_by_its_parent():
 def test_privacy_as_a_text():
     asked = Rows(epsilon=3.0, delta=1e-6, clip=2.0)
     assert Privacy.from_text(str(asked), "privacy") == asked
+
+
+def test_a_private_run_that_diverges_is_not_repeated(tmp_path: Path, capsys):
+    """Another training with smaller steps would use the rows a second time."""
+    pytest.importorskip("dp_accounting", reason="pfedme[privacy] is not installed")
+    words = "run fedavg --data synthetic:clients=3,rows=60 --model mlr:l2=1e6 --rounds 12"
+    words += " --dp rows --epsilon 5"
+    assert main([*words.split(), "--out", str(tmp_path / "r")]) == 1
+    record = json.loads((tmp_path / "r" / "record.json").read_text())
+    assert (record["status"], record["privacy"]["epsilon"]) == ("diverged", 5.0)
+    assert "lower --eta" in capsys.readouterr().err

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import secrets
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +22,7 @@ from pfedme.audits.rows import Recovered, recover
 from pfedme.audits.settings import Settings
 from pfedme.audits.subject import Subject
 from pfedme.data.federation import Federation
-from pfedme.deploy.client import secret_key
+from pfedme.deploy.private import fresh_key
 from pfedme.engine.simulate import Simulation
 from pfedme.errors import InputError
 from pfedme.files import atomic_write, refuse_file, writing
@@ -217,7 +216,7 @@ def check_mechanism(
         made.rows_are_clipped(mechanism),
         made.rows_are_drawn_once(drawn),
         made.rows_are_drawn_rarely(drawn, mechanism, level),
-        made.noise_is_secret(mechanism, lambda: secret_key(secrets.token_hex(8)), level),
+        made.noise_is_secret(mechanism, fresh_key, level),
     ]
     return checks, made.worst_case(mechanism, delta, BOUND_LEVEL, seed)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -224,9 +224,13 @@ class Moments(NamedTuple):
         return cls(len(own), mean, float(own.var()))
 
 
-def tell(tables: Sequence[Rows], layout: Layout, schema: Schema, texts: Texts, least: int) -> Told:
+def tell(
+    tables: Sequence[Rows], layout: Layout, schema: Schema, texts: Texts, least: int,
+    ranges: Mapping[str | None, tuple[float, float]],
+) -> Told:  # fmt: skip
     """What the only client of a table shares about it; texts that occur in fewer than `least` training rows
-    are not revealed."""
+    are not revealed. Numbers in columns with a range are moved into it, and told as they are; None stands for
+    the label."""
     x, numbers, _, categorical = gather(tables, layout, schema, texts)
     rows, n = tables[0], int(layout.n_train[0])
     names = [column.name for column in categorical]
@@ -240,14 +244,23 @@ def tell(tables: Sequence[Rows], layout: Layout, schema: Schema, texts: Texts, l
         often = tuple(np.array(labels.names)[count >= least])
         what = f"The label '{schema.label}' of {rows.where}"
         _refuse_rare(what, labels, often, layout, least, "choose another --label")
+
+    def moments(name: str | None, values: np.ndarray, zero: float = 0.0) -> Moments:
+        if name not in ranges:
+            return Moments.of(values, least, zero)
+        lowest, highest = ranges[name]
+        return Moments.of(np.clip(values.astype(np.float64), lowest - zero, highest - zero), 1, zero)
+
     quantity = None
     if schema.task == "regression":
-        quantity = Moments.of(rows.label.to_numpy()[layout.in_train], least)
+        quantity = moments(None, rows.label.to_numpy()[layout.in_train])
     return Told(
         label=schema.label,
         task=schema.task,
         impute=schema.impute,
-        numbers={column.name: Moments.of(x[:n, k], least, column.mean) for k, column in enumerate(numbers)},
+        numbers={
+            column.name: moments(column.name, x[:n, k], column.mean) for k, column in enumerate(numbers)
+        },
         categories=categories,
         classes=schema.labels,
         quantity=quantity,

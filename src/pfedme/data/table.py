@@ -8,7 +8,7 @@ import dataclasses
 import difflib
 import hashlib
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -206,15 +206,16 @@ class Table:
             strata = Strata(y[0], ids_of_names(plan.labels))
         return y, lay_out(tables, strata, self.train, self.seed)
 
-    def tell(self, least: int = 1) -> Told:
+    def tell(self, least: int = 1, ranges: Mapping[str | None, tuple[float, float]] | None = None) -> Told:
         """What the owner of all rows shares about them, so that a federation can agree on a schema; texts
-        that occur in fewer than `least` training rows are not revealed."""
+        that occur in fewer than `least` training rows are not revealed, and numbers of some columns (None:
+        the label) are moved into a range."""
         for whole in (False, True):
             try:
                 tables = self._read(None, whole=whole)
                 plan, texts = self._understood(tables)
                 _, layout = self._laid_out(tables, plan)
-                return tell(tables, layout, plan, texts, least)
+                return tell(tables, layout, plan, texts, least, ranges or {})
             except SchemaChanged:
                 if whole:
                     raise

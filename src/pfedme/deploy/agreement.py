@@ -115,7 +115,9 @@ class Agreement:
     left_out: tuple[str, ...] = ()
     """What was left out of the scaling, and why."""
     declared: tuple[str, ...] = ()
-    """Clients that told what their owners have written into a file, instead of what their rows say."""
+    """Clients that told what their owners have written into a file, instead of what their rows say,"""
+    noisy: tuple[str, ...] = ()
+    """and those that told some of it from rows, with noise."""
 
     def words(self, plan: Words) -> Words:
         """What clients are bound by under a plan; every message contains the hash of these words."""
@@ -134,15 +136,15 @@ class Agreement:
             "refused": self.refused,
             "left_out": left_out,
             "declared": list(self.declared),
+            "noisy": list(self.noisy),
         }
 
     @classmethod
     def from_json(cls, words: Words) -> Agreement:
         """The inverse of `to_json`."""
         schema, names = Schema.from_json(words["schema"]), tuple(words["names"])
-        return cls(
-            schema, names, dict(words["refused"]), tuple(words["left_out"]), tuple(words.get("declared", ()))
-        )
+        left_out, declared, noisy = (tuple(words.get(key, ())) for key in ("left_out", "declared", "noisy"))
+        return cls(schema, names, dict(words["refused"]), left_out, declared, noisy)
 
 
 def agree(said: Mapping[str, Any]) -> Agreement:

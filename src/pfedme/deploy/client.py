@@ -31,12 +31,13 @@ from pfedme.data.table import Table
 from pfedme.deploy.agreement import to_words
 from pfedme.deploy.audit_log import AuditLog
 from pfedme.deploy.budget import Budget, Cost, Exhausted
-from pfedme.deploy.declared import declared
+from pfedme.deploy.declared import Declared, Description
 from pfedme.deploy.ending import KEPT, Ending, how_pinned, to_pin, why_not
 from pfedme.deploy.log import one_line, say
 from pfedme.deploy.memory import Memory
 from pfedme.deploy.messages import (
     FROM_ROWS,
+    NOISY,
     SCHEMA_FILE,
     SHARED,
     STARTED_OVER,
@@ -98,12 +99,26 @@ class Client:
         """What the client shares about its table, after a check that it may."""
         return self._told(self.rows)
 
-    def _told(self, rows: int) -> Told:
-        told = self.table.tell(self.policy.min_count)
+    def _told(self, rows: int, *, pay: bool = False) -> Told:
+        """`told`; with `pay`, means and deviations with noise are computed if they are not there yet."""
+        declared = self.declared
+        told = self.table.tell(self.policy.min_count, declared.ranges if declared else {})
         self.policy.check_table(rows, [*told.numbers, *told.categories])
-        if self.policy.schema:
-            told = declared(Path(self.policy.schema), told)
+        if declared:
+            description = Description(self.log, self.policy, declared, self.table.pinned().fingerprint)
+            description.check(rows)
+            told = declared.told(told, description.once(told) if pay else description.stored())
         return dataclasses.replace(told, most_classes=self.policy.most_classes(told))
+
+    @property
+    def declared(self) -> Declared | None:
+        """The file that says what is told instead of what the rows say, if there is one."""
+        return Declared.read(Path(self.policy.schema)) if self.policy.schema else None
+
+    def calibrated(self, plan: Plan, rows: int) -> Words | None:
+        """The noise for a plan, if it is private; see `private.calibrated`."""
+        declared = self.declared
+        return calibrated(plan, self.policy, rows, declared.share if declared else 0.0)
 
     @property
     def rows(self) -> int:
@@ -126,10 +141,13 @@ class Client:
         if plan is None:
             return Content({"pending": True}, {})
         self._refuse_uncovered(plan)
-        self._check_budget(plan, calibrated(plan, self.policy, self.rows), "")
-        source = SCHEMA_FILE if self.policy.schema else FROM_ROWS
+        rows, declared = self.rows, self.declared
+        self._check_budget(plan, self.calibrated(plan, rows), "")
+        source = FROM_ROWS
+        if declared:
+            source = NOISY if declared.ranges else SCHEMA_FILE
         about: Words = {} if source == FROM_ROWS else {"source": source}
-        told = to_words(self.told)
+        told = to_words(self._told(rows, pay=True))
         self.log.append("agreement", source=source, min_count=self.policy.min_count)
         return Content({"version": __version__, **told, **about}, {})
 
@@ -146,7 +164,7 @@ class Client:
         self.policy.check_size(bound.numbers)
         self.policy.check_clients(bound.clients)
         self.policy.check_table(rows, (), bound.plan)
-        noise = calibrated(bound.plan, self.policy, rows)
+        noise = self.calibrated(bound.plan, rows)
         own = to_pin(self.personalize, rows, bound.plan, self.policy) | ({"noise": noise} if noise else {})
         sha = self.pins.bind(agreement, self.table.pinned().fingerprint, own)
         pinned = self.pins.bound(sha)

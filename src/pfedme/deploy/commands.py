@@ -141,7 +141,7 @@ def client(args: argparse.Namespace) -> int:
             say("The last run is over, but its model has not been chosen yet; no server is needed for that.")
         else:
             say(f"{args.data}: {train:,} rows to train on, {test:,} to test on; they stay here.")
-            print("\n".join(told_lines(told, policy)), file=sys.stderr, flush=True)
+            print("\n".join(told_lines(told, policy, own.declared)), file=sys.stderr, flush=True)
             supervise_client.supervise(joining, say)
             say("The run is over.")
         for line in choosing.sentences(_chosen(own, say) or {}):

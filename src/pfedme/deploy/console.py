@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from pfedme.algorithms import ALGORITHMS
 from pfedme.data.fitting import Moments, Told
+from pfedme.deploy.declared import Declared
 from pfedme.deploy.messages import Words
 from pfedme.deploy.policy import Policy
 
@@ -44,18 +45,26 @@ def sends(plan: Words) -> str:
     return ALGORITHMS[name].sends if name in ALGORITHMS and ALGORITHMS[name].sends else f"what {name} defines"
 
 
-def told_lines(told: Told, policy: Policy) -> list[str]:
+def told_lines(told: Told, policy: Policy, declared: Declared | None = None) -> list[str]:
     """What leaves a client for the agreement, item by item."""
     source = f", from {policy.schema}" if policy.schema else ""
+    noisy = declared.ranges if declared else {}
+
+    def moments(name: str | None, own: Moments | None) -> str:
+        return "mean and standard deviation, with noise" if name in noisy else _moments(own)
+
     lines = [
         f"To agree on columns, classes and scaling, this will leave this machine{source}:",
         f"  label '{told.label}', {told.task}"
-        + (f": {_listed(told.classes)}" if told.classes else f": {_moments(told.quantity)}"),
+        + (f": {_listed(told.classes)}" if told.classes else f": {moments(None, told.quantity)}"),
     ]
-    lines += [f"  numbers '{name}': {_moments(own)}" for name, own in told.numbers.items()]
+    lines += [f"  numbers '{name}': {moments(name, own)}" for name, own in told.numbers.items()]
     lines += [f"  text '{name}': {_listed(own) or 'none'}" for name, own in told.categories.items()]
     if told.classes:
         lines.append(f"  that this client accepts at most {told.most_classes} classes")
+    if declared and noisy:
+        share = f"epsilon {declared.share:g} of the budget"
+        lines.append(f"What has noise is computed from rows once, which costs {share}.")
     if policy.min_count > 1 and not policy.schema:
         lines.append(
             f"Text values that occur in fewer than {policy.min_count} training rows are not revealed, nor "

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from pfedme.deploy.agreement import Agreement, agree
 from pfedme.deploy.channel import Channel
-from pfedme.deploy.messages import GONE, SCHEMA_FILE, Content, Reply, Words
+from pfedme.deploy.messages import GONE, NOISY, SCHEMA_FILE, Content, Reply, Words
 from pfedme.deploy.plan import Plan, built
 from pfedme.deploy.progress import Stopped
 
@@ -114,10 +114,15 @@ class Gathering:
         self.tell(f"{len(agreement.names)} clients agree on {agreement.schema.features} features: {names}.")
         self.tell(f"The agreement's SHA-256 is {agreement.sha256(self.plan.offer())}.")
         refused = {name: why for name, why in self.refused.items() if name not in agreement.names}
-        declared = tuple(n for n in agreement.names if self.said[n].get("source") == SCHEMA_FILE)
+        declared, noisy = (
+            tuple(n for n in agreement.names if self.said[n].get("source") == source)
+            for source in (SCHEMA_FILE, NOISY)
+        )
         if declared:
             self.tell(f"Told by their owners' schema files, not by rows: {', '.join(declared)}.")
-        return dataclasses.replace(agreement, refused=refused, declared=declared)
+        if noisy:
+            self.tell(f"Told by their owners' schema files, and by rows with noise: {', '.join(noisy)}.")
+        return dataclasses.replace(agreement, refused=refused, declared=declared, noisy=noisy)
 
     def _waiting(self, present: Sequence[str]) -> str:
         here = sum(name not in self.turned_away for name in present)

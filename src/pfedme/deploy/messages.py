@@ -30,6 +30,7 @@ LOST = "it had lost what it kept, and started over"
 """What the ledger says of that."""
 
 SCHEMA_FILE, FROM_ROWS = "schema file", "rows, with minimum counts"
+NOISY = "schema file, and rows with noise"
 """Where what a client tells for the agreement comes from."""
 
 SHARED = "shared/"

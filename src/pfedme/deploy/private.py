@@ -44,17 +44,19 @@ def fresh_key() -> jax.Array:
     return jax.random.wrap_key_data(jnp.asarray(np.frombuffer(secrets.token_bytes(8), np.uint32)))
 
 
-def calibrated(plan: Plan, policy: Policy, rows: int) -> Words | None:
+def calibrated(plan: Plan, policy: Policy, rows: int, share: float = 0.0) -> Words | None:
     """The noise with which a client with this many training rows takes part in all rounds of a plan and makes
     its models in the end, as JSON values; None if the plan is not private.
 
-    ε is the plan's, or the client's own limit if that is smaller.
+    ε is the plan's, or the client's own limit without the `share` of it that the agreement costs, if that is
+    smaller.
     """
     if plan.privacy is None:
         return None
     accesses, n = plan.algorithm.accesses, np.array([rows])
     assert accesses is not None
-    spec = dataclasses.replace(plan.privacy, epsilon=min(plan.privacy.epsilon, policy.max_epsilon or np.inf))
+    left = (policy.max_epsilon or np.inf) - share
+    spec = dataclasses.replace(plan.privacy, epsilon=min(plan.privacy.epsilon, left))
     if rows < max(1, plan.algorithm.B):
         raise Refusal("it has fewer training rows than a mini-batch of the plan")
     if spec.delta * rows >= 1:

@@ -20,7 +20,7 @@ from pfedme.data.federation import Federation
 from pfedme.deploy.agreement import Agreement
 from pfedme.deploy.events import Event, emit
 from pfedme.deploy.log import one_line
-from pfedme.deploy.messages import FROM_ROWS, SCHEMA_FILE, Content
+from pfedme.deploy.messages import FROM_ROWS, NOISY, SCHEMA_FILE, Content
 from pfedme.deploy.plan import Plan
 from pfedme.deploy.progress import Progress, Stopped
 from pfedme.deploy.server import Server
@@ -196,7 +196,8 @@ PLAN_NUMBERS = [f for f in dataclasses.fields(Plan) if f.name not in ("algorithm
 
 def agreed_from(agreement: Agreement) -> dict[str, str]:
     """Where what each client told for the agreement came from."""
-    return {name: SCHEMA_FILE if name in agreement.declared else FROM_ROWS for name in agreement.names}
+    sources = dict.fromkeys(agreement.declared, SCHEMA_FILE) | dict.fromkeys(agreement.noisy, NOISY)
+    return {name: sources.get(name, FROM_ROWS) for name in agreement.names}
 
 
 def privacy_words(plan: Plan) -> dict[str, Any] | None:

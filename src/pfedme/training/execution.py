@@ -211,9 +211,10 @@ class Execution:
         }
 
     def slower(self) -> bool:
-        """Starts again with a quarter of the step sizes that were not given; False if that cannot help."""
+        """Starts again with a quarter of the step sizes that were not given; False if that cannot help, or if
+        the run is private: its budget is for training once."""
         steps = slower(self.asked, self.simulation.algorithm)
-        if steps is None or self.retries >= RETRIES or chooses_l2(self.asked):
+        if steps is None or self.retries >= RETRIES or chooses_l2(self.asked) or self.run.privacy:
             return False
         s, self.retries, self.history = self.simulation, self.retries + 1, []
         self.run = dataclasses.replace(self.run, algorithm=steps)

@@ -1,6 +1,29 @@
-// The sections about what runs cost, and how to repeat them.
+// The sections about what runs claim about privacy, what they cost, and how to repeat them.
 
 const someDeployed = groups.some((g) => g.deployed);
+
+function privacy() {
+  const pairs = (facts) =>
+    el(
+      "dl",
+      {},
+      facts.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))),
+    );
+  const boxes = report.privacy.map(({ label, claim, facts, not_covered: uncovered }) => [
+    groups.length > 1 ? el("h3", {}, label) : null,
+    el("p", {}, claim),
+    pairs(facts),
+    uncovered.length ? el("p", {}, "ε says nothing about:") : null,
+    uncovered.length
+      ? el(
+          "ul",
+          {},
+          uncovered.map((line) => el("li", {}, line)),
+        )
+      : null,
+  ]);
+  return boxes.length ? section("privacy", "Differential privacy", boxes.flat()) : null;
+}
 
 function cost() {
   const own = groups.map((g, k) => k).filter((k) => groups[k].cost);

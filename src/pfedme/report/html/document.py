@@ -18,6 +18,7 @@ from pfedme.report.html.find import find
 from pfedme.report.html.groups import Group, estimate, grouped, number, numbers
 from pfedme.report.html.ledger import OUTCOMES, took_part
 from pfedme.report.html.metrics import baseline, calibration, final, others, training
+from pfedme.report.html.privacy import privacy
 from pfedme.report.html.question import title
 from pfedme.report.html.read import Columns, Told
 from pfedme.report.html.words import POOLED, UNSHARED, about, headline
@@ -114,6 +115,7 @@ def document(runs: Sequence[Told]) -> dict[str, Any]:
             for told in group.finished
             if told.newcomers
         ],
+        "privacy": [claim for group in groups if (claim := privacy(group))],
         "environments": environments(groups),
     }
 

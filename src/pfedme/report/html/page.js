@@ -162,7 +162,7 @@ const main = el(
   opening(),
   [
     ...[notices, find, results, training, curves, parts, gains, sizes, worst, chosen, columns, newcomers],
-    ...[cost, environment, again],
+    ...[privacy, cost, environment, again],
   ].map((make) => make()),
 );
 document.body.append(
@@ -183,6 +183,7 @@ const SHORT = {
   lambda: "λ",
   columns: "Columns",
   newcomers: "Newcomers",
+  privacy: "Privacy",
   cost: "Cost",
   environment: "Environment",
   again: someDeployed ? "Command" : "Again",
