@@ -26,8 +26,8 @@ from pfedme.deploy.judge import Upload, clipped, judged, scores_shape, unanswere
 from pfedme.deploy.messages import LOST, SHARED, STARTED_OVER, UNBOUND, Content, Reply, Words
 from pfedme.deploy.plan import Plan, built
 from pfedme.deploy.progress import Progress, Stopped
+from pfedme.engine.cohorts import draw_cohort
 from pfedme.engine.exchange import Exchange, exchange, first_server, server_key
-from pfedme.engine.simulate import draw_cohort
 from pfedme.errors import RunError
 from pfedme.runs.ledger import Part
 
