@@ -8,9 +8,19 @@ import jax
 import numpy as np
 
 from pfedme.core.noise import threefry, words_of
+from pfedme.errors import InputError
 
 COINS = 2**32 - 5
 """Folded into the key of the seed for the coins of clients; larger than any round."""
+
+
+def check_cohort(cohort: int, clients: int) -> None:
+    """Raises an error if a cohort of this size cannot be drawn."""
+    if not 1 <= cohort <= clients:
+        raise InputError(
+            f"A cohort of {cohort} cannot be drawn from {clients} clients; choose --cohort between 1 and "
+            f"{clients}."
+        )
 
 
 def evaluated_clients(total: int, clients: int, seed: int) -> np.ndarray:

@@ -25,13 +25,12 @@ from pfedme.core.private import Private
 from pfedme.core.private_mean import PrivateMean
 from pfedme.core.tree import Params
 from pfedme.data.federation import Federation, Part
-from pfedme.engine.cohorts import draw_cohort, draw_poisson, evaluated_clients
+from pfedme.engine.cohorts import check_cohort, draw_cohort, draw_poisson, evaluated_clients
 from pfedme.engine.devices import over_devices, padded, replicate
 from pfedme.engine.evaluation import Evaluation
 from pfedme.engine.exchange import first_model, first_server, first_state, server_key
 from pfedme.engine.metrics import Blocks, Scores, Spread, score
 from pfedme.engine.store import Store
-from pfedme.errors import InputError
 from pfedme.privacy import clients as private_clients
 from pfedme.privacy import rows as private_rows
 
@@ -82,11 +81,7 @@ class Simulation:
         `quarter_at`. `total` is the number of all clients, if this federation is only a part of them. With
         `privacy`, rows are used in private gradients alone, or the server sees private means alone, and step
         sizes do not depend on rows."""
-        if not 1 <= cohort <= federation.clients:
-            raise InputError(
-                f"A cohort of {cohort} cannot be drawn from {federation.clients} clients; "
-                f"choose --cohort between 1 and {federation.clients}."
-            )
+        check_cohort(cohort, federation.clients)
         self.model, self.federation = model, federation
         self.seed, self.key = seed, jax.random.key(seed) if key is None else key
         self.judged = Store.of(federation)

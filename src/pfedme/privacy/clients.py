@@ -94,7 +94,7 @@ class ClientPlan:
             return ""
         enough = math.ceil(self.clients * self.drowning)
         return (
-            f"The noise drowns the signal: in a round it is {self.drowning:.3g} times as long as the "
+            f"Noise drowns the signal: in each round it is {self.drowning:.3g} times as long as the "
             f"furthest that {self.cohort:,} clients can move the model. With the same epsilon and the same "
             f"share of clients in a round, it would be as long with {enough:,} clients, and a tenth with "
             f"{10 * enough:,}. For fewer clients, --dp rows protects single rows."

@@ -10,7 +10,7 @@ import numpy as np
 from pfedme.algorithms import Algorithm
 from pfedme.core.model import Model
 from pfedme.data.federation import Federation
-from pfedme.engine.cohorts import draw_cohort
+from pfedme.engine.cohorts import check_cohort, draw_cohort
 from pfedme.engine.exchange import upload_of
 from pfedme.errors import InputError
 from pfedme.privacy import clients, rows
@@ -68,6 +68,7 @@ def plan(
     if run.privacy is None:
         return None
     assert run.cohort is not None
+    check_cohort(run.cohort, federation.clients)
     if isinstance(run.privacy, Clients):
         sent = upload_of(algorithm, model, federation.features, federation.clients)
         numbers = sum(leaf.size for leaf in jax.tree.leaves(sent))

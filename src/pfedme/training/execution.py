@@ -53,6 +53,8 @@ class Progress:
     """The latest evaluation, if it has just been made; else None."""
     pilot: bool = False
     """Whether the number of rounds is still being determined; `rounds` is then the maximum."""
+    warning: str = ""
+    """What the user should know before the first round."""
 
 
 Watch = Callable[[Progress], None]
@@ -134,6 +136,8 @@ class Execution:
         if not self.piloted:
             self.pilot()
         every, rounds = self.run.eval_every or 1, self.run.rounds
+        if (privacy := self.simulation.privacy) and privacy.warning:
+            self.watch(Progress(self.state.t, rounds, None, warning=privacy.warning))
         while True:
             t = self.state.t
             evaluated = bool(self.history) and self.history[-1]["round"] == t
@@ -213,6 +217,8 @@ class Execution:
     def slower(self) -> bool:
         """Starts again with a quarter of the step sizes that were not given; False if that cannot help."""
         steps = slower(self.asked, self.simulation.algorithm)
+        if self.run.privacy:  # a second run would need a budget of its own
+            return False
         if steps is None or self.retries >= RETRIES or chooses_l2(self.asked):
             return False
         s, self.retries, self.history = self.simulation, self.retries + 1, []
