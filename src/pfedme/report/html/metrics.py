@@ -102,7 +102,8 @@ def training(group: Group) -> list[dict[str, Any]]:
     privacy; one list for seeds that agree."""
     found: dict[tuple[Any, ...], list[int]] = {}
     for told in group.runs:
-        auto, private = told.record.get("auto") or {}, told.record.get("privacy")
+        auto = told.record.get("auto") or {}
+        private = told.record.get("privacy") or told.deployment.get("privacy")
         claims = privacy_sentences(private) if private else []
         key = (bool(auto.get("improving")), *auto.get("sentences", ()), *claims)
         if auto or claims:

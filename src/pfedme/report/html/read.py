@@ -155,9 +155,9 @@ def _check(record: dict[str, Any]) -> None:
         raise TypeError("a sentence about the training is not a string")
     if not all(isinstance(value, str | None) for value in (record.get("metric") or {}).values()):
         raise TypeError("its metric is not described by strings")
-    if record.get("privacy"):
-        privacy_sentences(record["privacy"])  # raises an error if a part is missing
     deployment = record.get("deployment", {})
+    for privacy in filter(None, (record.get("privacy"), deployment.get("privacy"))):
+        privacy_sentences(privacy)  # raises an error if a part is missing
     clients, refused = deployment.get("clients", []), deployment.get("refused", {})
     if not (
         isinstance(clients, list) and all(isinstance(text, str) for text in (*clients, *refused.values()))
