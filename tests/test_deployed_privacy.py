@@ -165,7 +165,7 @@ def test_a_private_plan_is_offered_and_configured_with_all_that_it_says():
     assert offered(words).privacy == PRIVATE.privacy
     assert plan_of_config(config_of(PRIVATE)) == PRIVATE
     assert "privacy" not in dataclasses.replace(PRIVATE, privacy=None).offer()
-    for changed in ({"unit": "clients"}, {"epsilon": "3"}, {"clip": -1.0}, {"noise": 0.1}):
+    for changed in ({"unit": "patients"}, {"epsilon": "3"}, {"clip": -1.0}, {"noise": 0.1}):
         with pytest.raises(Refusal):
             offered({**words, "privacy": {**words["privacy"], **changed}})
 

@@ -18,6 +18,7 @@ from pfedme.audits import audit, mechanism
 from pfedme.audits.mechanism import Check, Mechanism, clipping_adapts
 from pfedme.core import private
 from pfedme.core.models import Network
+from pfedme.core.private_mean import adapted
 from pfedme.data.federation import Federation
 from pfedme.deploy import private as deployed
 from pfedme.engine.simulate import Simulation
@@ -131,8 +132,9 @@ def test_noise_from_the_seed_is_caught(monkeypatch: pytest.MonkeyPatch):
 
 
 def adaptive(C: float, lengths: np.ndarray, *, sign: float) -> float:
-    """C ← C exp(−0.2 (b − γ)), where b is the share that is not clipped (Andrew et al., 2021)."""
-    return C * math.exp(-sign * 0.2 * (np.mean(lengths <= C) - 0.5))
+    """The rule of private means, or its inverse."""
+    after = float(adapted(jnp.float32(C), jnp.float32(np.mean(lengths <= C))))
+    return C * (after / C) ** sign if C > 0 else C
 
 
 def test_an_inverted_adaptive_rule_is_caught():

@@ -163,6 +163,7 @@ REFUSED = {
     "fedavg --rounds 3 --dp rows --epsilon 3 --delta 0.1": "choose --delta below",
     "fedavg --rounds 3 --dp rows --epsilon 3 --B 500": "fewer than the 500 of a mini-batch",
     "fedavg --dp rows --epsilon 3": "give --rounds",
+    "fedavg --rounds 3 --dp rows --epsilon 3 --cohort 4": "choose --cohort between 1 and 3",
     "scaffold --rounds 3 --dp rows --epsilon 3": "does not cover scaffold; choose one of",
     "fedavg --rounds 3 --dp rows --epsilon 3 --model dnn-bn": "mixes the rows of a batch",
     "fedavg --rounds 3 --dp rows --epsilon 3 --class-weights balanced": "computed from the rows",

@@ -20,6 +20,7 @@ class FedAvgM(FedAvg):
     name: ClassVar[str] = "fedavgm"
     reference: ClassVar[str] = "Hsu et al., 2019"
     tuned: ClassVar = {"mu": (0.5, 0.7, 0.9)}
+    averages: ClassVar[bool] = True
 
     mu: Annotated[float, Bound(least=0, below=1)] = 0.9
     """μ (β in the paper): momentum, the weight of the server's previous step."""

@@ -23,6 +23,7 @@ class FedBABU(FedPer):
     personal: ClassVar[str] = "w after F steps on all layers"
     newcomer: ClassVar[str] = "w, to be fine-tuned"
     has_global: ClassVar[bool] = True
+    averages: ClassVar[bool] = True
 
     private: Count = 1
     """How many layers belong to the head."""

@@ -30,6 +30,7 @@ class FedMeta(Algorithm):
     newcomer: ClassVar[str] = "w and the step sizes, for one step"
     steps: ClassVar[tuple[str, ...]] = ("eta", "alpha")
     tuned: ClassVar = {}
+    averages: ClassVar[bool] = True
 
     eta: NonNegative = 0.0
     """η: step size of w and of a (β in the paper); 0 for 1/(L (1 + αL)²)."""

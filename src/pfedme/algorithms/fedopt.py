@@ -26,6 +26,7 @@ class FedAdagrad(FedAvg):
     name: ClassVar[str] = "fedadagrad"
     reference: ClassVar[str] = "Reddi et al., 2021"
     tuned: ClassVar = {"beta": (0.003, 0.01, 0.03)}
+    averages: ClassVar[bool] = True
 
     beta: Positive = 0.01
     """β (η in the paper): step size of the server."""

@@ -78,17 +78,15 @@ def add_privacy(parser: Parser) -> None:
     group = parser.add_argument_group("differential privacy")
     group.add_argument(
         "--dp", choices=list(Privacy.known),
-        help="unit that is protected: rows (each client adds noise to its own gradients); --delta is δ then "
-        "(1e-5)",
+        help="unit that is protected: rows (each client adds noise to its own gradients) or clients (the "
+        "server adds noise to the mean of what they send); --delta is δ then (1e-5)",
     )  # fmt: skip
     group.add_argument("--epsilon", type=float, metavar="X", help=help_of(Privacy)["epsilon"])
     fields = {name: cls for cls in Privacy.known.values() for name in field_types(cls)}
     for name in PRIVACY:
         owners = [cls for cls in Privacy.known.values() if name in field_types(cls)]
         text = " ".join(f"[{cls.name}] {help_of(cls)[name]} ({getattr(cls, name)})" for cls in owners)
-        group.add_argument(
-            f"--dp-{name}", type=float, metavar=metavar(field_types(fields[name])[name]), help=text
-        )
+        group.add_argument(f"--dp-{name}", metavar=metavar(field_types(fields[name])[name]), help=text)
 
 
 def privacy(args: argparse.Namespace) -> Privacy | None:

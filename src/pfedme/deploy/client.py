@@ -20,8 +20,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from pfedme import __version__
-from pfedme.algorithms.base import Models
+from pfedme.algorithms.base import Models, Update
 from pfedme.core.models import Model
+from pfedme.core.private_mean import clipped, length_of
 from pfedme.core.tree import Params, from_vectors, leaves, to_vectors, vector_shapes
 from pfedme.data.federation import Federation
 from pfedme.data.fitting import Told
@@ -57,6 +58,7 @@ from pfedme.engine.simulate import Simulation
 from pfedme.errors import InputError
 from pfedme.export import Predictor
 from pfedme.files import atomic_write, writing
+from pfedme.privacy.units import Clients, Rows
 
 MODEL = "model"
 """The folder with the client's model, in its state folder."""
@@ -178,7 +180,7 @@ class Client:
                 "the plan has differential privacy, which does not cover the exact scores that it shares; "
                 "its owner can leave out --share-metrics"
             )
-        if plan.privacy is not None and self.personalize is not None:
+        if isinstance(plan.privacy, Rows) and self.personalize is not None:
             raise Refusal(
                 "the plan has differential privacy, which does not cover a choice by its rows; its owner can "
                 "leave out --personalize"
@@ -207,7 +209,7 @@ class Client:
         task, made = Task(self, asked, train=True), list[Models]()
 
         def make() -> Content:
-            update = task.simulation.reply(task.t, task.sent, task.kept)
+            update = self._shortened(task, task.simulation.reply(task.t, task.sent, task.kept))
             task.memory.expect(task.t, update.state)
             made.append(update.models)
             weighted = task.simulation.algorithm.aggregation == "samples"
@@ -218,6 +220,17 @@ class Client:
         for models in made:  # none if the reply is one that was made before
             self.keep(task, models)
         return content
+
+    def _shortened(self, task: Task, update: Update) -> Update:
+        """An update whose upload is as long as the plan's differential privacy of clients allows."""
+        privacy = task.bound.plan.privacy
+        if not isinstance(privacy, Clients):
+            return update
+        self.log.append(
+            "shortened", round=task.t + 1, run=task.run, length=float(length_of(update.upload)),
+            longest=privacy.clip,
+        )  # fmt: skip
+        return update._replace(upload=clipped(update.upload, privacy.clip)[0])
 
     def _released(self, task: Task, make: Callable[[], Content]) -> Content:
         """The upload of a private plan, which is made once and charged."""
@@ -368,7 +381,7 @@ class Task:
         """The agreement's own number,"""
         self.private: Words | None = pinned.get("noise")
         """and the noise that was pinned with it, if the plan is private."""
-        if (self.private is None) != (bound.plan.privacy is None):
+        if (self.private is None) == isinstance(bound.plan.privacy, Rows):
             raise Refusal("its noise is not in its state folder; its owner has to check that")
         self.whole = simulation_of(client, bound, self.federation, pinned)
         """The client with all its training rows,"""

@@ -24,12 +24,12 @@ from pfedme.deploy.config import config_of
 from pfedme.deploy.console import told_lines
 from pfedme.deploy.ending import parse_choice
 from pfedme.deploy.messages import Refusal, Words, sha256
-from pfedme.deploy.plan import OWN, PORT, Plan, private_rows
+from pfedme.deploy.plan import OWN, PORT, Plan
 from pfedme.deploy.policy import Policy, read_policy
 from pfedme.deploy.processes import joined, parse_address
 from pfedme.engine.devices import keep_compiled_programs
 from pfedme.errors import InputError, RunError
-from pfedme.privacy.units import Privacy
+from pfedme.privacy.units import Clients, Privacy
 
 KEYS = Path("keys")
 ANEW = ("resume", "listen", "keys", "insecure", "insecure_network", "json", "debug")
@@ -39,9 +39,11 @@ ANEW = ("resume", "listen", "keys", "insecure", "insecure_network", "json", "deb
 def plan_of(args: argparse.Namespace, algorithm: Algorithm, privacy: Privacy | None) -> Plan:
     """The plan that the command line describes."""
     numbers = {name: getattr(args, name) for name in ("rounds", "cohort", "seed", *OWN)}
+    if isinstance(privacy, Clients) and importlib.util.find_spec("dp_accounting") is None:
+        raise InputError("--dp clients needs the package dp-accounting: pip install 'pfedme[privacy]'.")
     return Plan(
         algorithm=algorithm, model=parse_model(args.model), eval_every=args.eval_every or 0,
-        privacy=private_rows(privacy), **numbers,
+        privacy=privacy, **numbers,
     ).checked()  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from pfedme.core.models import MODELS
 from pfedme.core.spec import build, field_types, parse, to_json
 from pfedme.deploy import BUNDLE
 from pfedme.deploy.messages import Words
-from pfedme.deploy.plan import Plan, model_words, private_rows
+from pfedme.deploy.plan import Plan, model_words
 from pfedme.errors import InputError, unknown
 from pfedme.privacy.units import Privacy
 
@@ -72,7 +72,7 @@ def plan_of(config: Mapping[str, Any]) -> Plan:
         algorithm=_algorithm(algorithm, given),
         model=_described(model, MODELS, "model"),
         rounds=config[ROUNDS],
-        privacy=private_rows(Privacy.from_text(privacy, "privacy")) if privacy else None,
+        privacy=Privacy.from_text(privacy, "privacy") if privacy else None,
         **numbers,
     ).checked()
 

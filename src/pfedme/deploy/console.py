@@ -30,9 +30,13 @@ def plan_lines(plan: Words, sha: str) -> list[str]:
         f"  sends      {sends(plan)}",
     ]
     if privacy := plan.get("privacy"):
+        how = {
+            "rows": "gradients of rows clipped at {clip:g}; this machine adds noise",
+            "clients": "what is sent shortened to {clip:g}; the server adds noise and has to be trusted",
+        }[privacy["unit"]]
         lines.append(
             f"  privacy    of {privacy['unit']}: epsilon {privacy['epsilon']:g} at delta "
-            f"{privacy['delta']:g}, gradients of rows clipped at {privacy['clip']:g}; this machine adds noise"
+            f"{privacy['delta']:g}, {how.format(clip=privacy['clip'])}"
         )
     if plan["eval_every"]:
         lines.append(f"  evaluated  every {plan['eval_every']} rounds")

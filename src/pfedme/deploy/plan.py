@@ -8,13 +8,14 @@ from typing import Any
 
 from pfedme import __version__
 from pfedme.algorithms import ALGORITHMS, Algorithm
+from pfedme.algorithms.aggregate import Plain
 from pfedme.algorithms.cautious import with_cautious_steps
 from pfedme.core.models import MODELS, Description, Model, model_from_json
 from pfedme.core.spec import Count, Index, NonNegative, Positive, Seed, build, check, to_json
 from pfedme.deploy.messages import Refusal, Words
 from pfedme.errors import InputError
-from pfedme.privacy.rows import check_algorithm
-from pfedme.privacy.units import Privacy, Rows
+from pfedme.privacy import clients, rows
+from pfedme.privacy.units import ADAPTIVE, Clients, Privacy, Rows
 from pfedme.runs.foreign import name_of
 
 PORT = 9092
@@ -52,8 +53,9 @@ class Plan:
     """Seconds to wait for enough clients."""
     eval_every: Index = 0
     """Rounds between two evaluations, each of which costs another exchange; 0 for only at the end."""
-    privacy: Rows | None = None
-    """Differential privacy of rows that clients must have, each with noise of its own; none if not given."""
+    privacy: Privacy | None = None
+    """Differential privacy: of rows, for which each client adds noise, or of clients, for which the server
+    does; none if not given."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "algorithm", with_cautious_steps(self.algorithm))
@@ -65,17 +67,34 @@ class Plan:
             raise InputError(f"{self.algorithm.name} is for simulations and cannot be deployed: {why}.")
         model_words(self.model)
         if self.privacy is not None:
-            self._check_privacy(self.privacy)
+            check(self.privacy, f"--dp {self.privacy.name}")
+        if isinstance(self.privacy, Rows):
+            self._check_rows()
+        elif isinstance(self.privacy, Clients):
+            self._check_clients(self.privacy)
         if getattr(self.algorithm, "rechoose", 0):
             raise InputError("--rechoose is for simulations; leave it out.")
         if (stand_in := _of_one_feature(self.model)) is not None:
             self.algorithm.check_fit(stand_in, self.min_clients)
         return self
 
-    def _check_privacy(self, privacy: Rows) -> None:
+    def _check_clients(self, privacy: Clients) -> None:
+        """Raises an error if something about the plan is not covered by differential privacy of clients."""
+        clients.check_algorithm(self.algorithm)
+        if privacy.clip == 0:
+            raise InputError(
+                f"--dp-clip {ADAPTIVE} is for simulations; give the length to which clients shorten what "
+                "they send, such as --dp-clip 1."
+            )
+        if type(self.algorithm.codec) is not Plain:
+            raise InputError(
+                f"--codec {self.algorithm.codec.name} changes the length of what clients send after they "
+                "have shortened it for --dp clients; leave it out."
+            )
+
+    def _check_rows(self) -> None:
         """Raises an error if something about the plan is not covered by differential privacy of rows."""
-        check(privacy, "--dp rows")
-        check_algorithm(self.algorithm)
+        rows.check_algorithm(self.algorithm)
         if self.algorithm.aggregation == "samples":
             raise InputError(
                 "--aggregation samples makes clients send the number of their rows, which --dp rows does not "
@@ -97,7 +116,11 @@ class Plan:
                 name: getattr(self, name)
                 for name in ("rounds", "cohort", "seed", "min_clients", "eval_every")
             },
-            **({} if self.privacy is None else {"privacy": {"unit": "rows", **to_json(self.privacy)}}),
+            **(
+                {}
+                if self.privacy is None
+                else {"privacy": {"unit": self.privacy.name, **to_json(self.privacy)}}
+            ),
         }
 
 
@@ -164,22 +187,12 @@ def offered(words: Any) -> Plan:
         raise Refusal("the server's plan cannot be read") from None
 
 
-def offered_privacy(words: Any) -> Rows:
+def offered_privacy(words: Any) -> Privacy:
     """The differential privacy of a plan that a server offers."""
     fields = dict(words)
-    if fields.pop("unit") != "rows":
-        raise Refusal("the plan's unit of differential privacy is not that of rows")
-    return build(Rows, fields, "differential privacy of rows")
-
-
-def private_rows(privacy: Privacy | None) -> Rows | None:
-    """The privacy that a server is asked for, after a check that deployed clients can have it."""
-    if privacy is None or isinstance(privacy, Rows):
-        return privacy
-    raise InputError(
-        f"--dp {privacy.name} is for simulations: clients on other machines add noise for their own rows "
-        "(--dp rows)."
-    )
+    if (unit := fields.pop("unit")) not in Privacy.known:
+        raise Refusal("the plan's unit of differential privacy is neither that of rows nor that of clients")
+    return build(Privacy.known[unit], fields, f"differential privacy of {unit}")
 
 
 def _part(words: Words, known: Mapping[str, Any], what: str) -> Any:

@@ -90,11 +90,13 @@ class Policy:
     schema: str = ""
     """File with the means, deviations, categories and classes to tell for the agreement, instead of those of
     the rows."""
-    dp: Literal["none", "rows"] = "none"
-    """Differential privacy that a plan must have: none is required, or that of this client's rows."""
+    dp: Literal["none", "rows", "clients"] = "none"
+    """Differential privacy that a plan must have: none is required, or that of this client's rows, for which
+    it adds noise itself, or that of clients, for which the server adds noise and has to be trusted."""
     max_epsilon: Positive | None = None
-    """Largest ε of this client's rows over all runs in its state folder, with --dp rows; the message that
-    would exceed it is refused. This client adds the noise of a smaller ε than the plan's, if need be."""
+    """Largest ε. With --dp rows, that of this client's rows over all runs in its state folder; the message
+    that would exceed it is refused, and this client adds the noise of a smaller ε than the plan's, if need
+    be. With --dp clients, that of each plan."""
     max_delta: Share = 1e-5
     """Largest δ of a plan with differential privacy; the ε of all runs is that at this δ."""
     min_cohort: Count = 1
@@ -115,9 +117,14 @@ class Policy:
                 "--dp rows needs the largest epsilon of this client's rows over all runs; add --max-epsilon, "
                 "such as 3."
             )
+        if self.dp == "clients" and self.max_epsilon is None:
+            raise InputError(
+                "--dp clients needs the largest epsilon of a plan; add --max-epsilon, such as 3."
+            )
         if self.dp == "none" and self.max_epsilon is not None:
             raise InputError(
-                "--max-epsilon limits nothing if plans need not be private; add --dp rows, or leave it out."
+                "--max-epsilon limits nothing if plans need not be private; add --dp rows or --dp clients, "
+                "or leave it out."
             )
         for what, names, known in (
             ("algorithm", self.algorithms, ALGORITHMS),
@@ -182,8 +189,18 @@ class Policy:
                 "it requires secure aggregation, which this version of pfedme does not have "
                 "(--secure-aggregation)"
             )
-        if self.dp == "rows" and plan.privacy is None:
-            raise Refusal("the plan has no differential privacy, which it requires (--dp rows)")
+        if self.dp != "none" and plan.privacy is None:
+            raise Refusal(f"the plan has no differential privacy, which it requires (--dp {self.dp})")
+        if self.dp != "none" and plan.privacy is not None and plan.privacy.name != self.dp:
+            raise Refusal(
+                f"the plan's differential privacy is that of {plan.privacy.name}, but it requires that of "
+                f"{self.dp} (--dp {self.dp})"
+            )
+        most = self.max_epsilon if self.dp == "clients" else None
+        if plan.privacy is not None and most is not None and plan.privacy.epsilon > most:
+            raise Refusal(
+                f"the plan's epsilon is {plan.privacy.epsilon:g}, but its limit is {most:g} (--max-epsilon)"
+            )
         if plan.privacy is not None and plan.privacy.delta > self.max_delta:
             raise Refusal(
                 f"the plan's delta is {plan.privacy.delta:g}, but its limit is {self.max_delta:g} "

@@ -46,12 +46,12 @@ def fresh_key() -> jax.Array:
 
 def calibrated(plan: Plan, policy: Policy, rows: int, share: float = 0.0) -> Words | None:
     """The noise with which a client with this many training rows takes part in all rounds of a plan and makes
-    its models in the end, as JSON values; None if the plan is not private.
+    its models in the end, as JSON values; None if the plan has no differential privacy of rows.
 
     ε is the plan's, or the client's own limit without the `share` of it that the agreement costs, if that is
     smaller.
     """
-    if plan.privacy is None:
+    if not isinstance(plan.privacy, Rows):
         return None
     accesses, n = plan.algorithm.accesses, np.array([rows])
     assert accesses is not None

@@ -18,6 +18,7 @@ from pfedme.core.tree import leaves, tree_of
 from pfedme.data.deployed import Deployed
 from pfedme.data.federation import Federation
 from pfedme.deploy.agreement import Agreement
+from pfedme.deploy.central import Central
 from pfedme.deploy.events import Event, emit
 from pfedme.deploy.log import one_line
 from pfedme.deploy.messages import FROM_ROWS, NOISY, SCHEMA_FILE, Content
@@ -29,6 +30,7 @@ from pfedme.engine.metrics import Scores, Spread
 from pfedme.errors import InputError, RunError
 from pfedme.files import atomic_write, writing
 from pfedme.privacy.rows import NOT_COVERED
+from pfedme.privacy.units import Clients, Rows
 from pfedme.runs.clients_file import clients_csv
 from pfedme.runs.environment import environment
 from pfedme.runs.folder import Folder, models_file
@@ -92,7 +94,7 @@ class DeploymentRecord:
                 "clients": list(progress.agreement.names) if progress else [],
                 "refused": progress.agreement.refused if progress else {},
                 "agreed_from": agreed_from(progress.agreement) if progress else {},
-                "privacy": privacy_words(self.plan),
+                "privacy": privacy_words(self.plan, progress),
                 "round": progress.t if progress else 0,
             },
             "environment": environment(),
@@ -200,9 +202,13 @@ def agreed_from(agreement: Agreement) -> dict[str, str]:
     return {name: sources.get(name, FROM_ROWS) for name in agreement.names}
 
 
-def privacy_words(plan: Plan) -> dict[str, Any] | None:
-    """What a record says about the differential privacy of a plan, which each client enforces itself."""
-    if plan.privacy is None:
+def privacy_words(plan: Plan, progress: Progress | None) -> dict[str, Any] | None:
+    """What a record says about the differential privacy of a plan: of rows, which each client enforces
+    itself, or of clients, once it is known how many there are."""
+    if isinstance(plan.privacy, Clients) and progress:
+        central = Central.of(plan, progress.agreement)
+        return central.to_json() if central else None
+    if not isinstance(plan.privacy, Rows):
         return None
     return {
         "unit": "rows",

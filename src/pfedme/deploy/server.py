@@ -20,14 +20,15 @@ from pfedme.core.tree import Params, to_vectors
 from pfedme.data.hashing import ids_of_names
 from pfedme.data.schema import Schema
 from pfedme.deploy.agreement import Agreement
+from pfedme.deploy.central import Central
 from pfedme.deploy.channel import Channel
 from pfedme.deploy.gather import Gathering, Tell
 from pfedme.deploy.judge import Upload, clipped, judged, scores_shape, unanswered
 from pfedme.deploy.messages import LOST, SHARED, STARTED_OVER, UNBOUND, Content, Reply, Words
 from pfedme.deploy.plan import Plan, built
 from pfedme.deploy.progress import Progress, Stopped
+from pfedme.engine.cohorts import draw_cohort
 from pfedme.engine.exchange import Exchange, exchange, first_server, server_key
-from pfedme.engine.simulate import draw_cohort
 from pfedme.errors import RunError
 from pfedme.runs.ledger import Part
 
@@ -56,10 +57,16 @@ class Server:
         """The agreement and its hash."""
         self.shapes: tuple[Agreement, Exchange] | None = None
         """The agreement and the shapes of what is exchanged under it."""
+        self.privacy: tuple[Agreement, Central | None] | None = None
+        """The agreement and what the server does under it for the privacy of clients."""
+        self.drawn: tuple[int, list[str]] | None = None
+        """The last round for which clients were drawn for their privacy, and these clients."""
 
     def begin(self) -> Progress:
         """Waits for clients that agree, and makes the initial model."""
         agreement = self.gathering.agreement()
+        if (central := self.central(agreement)) and central.plan.warning:
+            self.tell(central.plan.warning)
         return Progress(0, self.first_server(agreement), agreement)
 
     def fail(self, why: str) -> None:
@@ -79,6 +86,12 @@ class Server:
             self.shapes = agreement, shapes
         return self.shapes[1]
 
+    def central(self, agreement: Agreement) -> Central | None:
+        """What the server does for the privacy of clients; None if the plan has none."""
+        if self.privacy is None or self.privacy[0] is not agreement:
+            self.privacy = agreement, Central.of(self.plan, agreement)
+        return self.privacy[1]
+
     def shared(self, progress: Progress) -> Params | None:
         """The shared model, if there is one."""
         return self.plan.algorithm.shared(progress.server, None)
@@ -88,7 +101,12 @@ class Server:
         return built(self.plan.model, schema.features, len(schema.labels))
 
     def cohort(self, progress: Progress) -> list[str]:
-        """The clients of the next round: those that a simulation would draw."""
+        """The clients of the next round: those that a simulation would draw, or, for the privacy of clients,
+        some that nobody can compute."""
+        if central := self.central(progress.agreement):
+            if self.drawn is None or self.drawn[0] != progress.t:
+                self.drawn = progress.t, central.draw()
+            return self.drawn[1]
         names = progress.agreement.names
         size = min(self.plan.cohort or 10, len(names))
         by_id = np.argsort(ids_of_names(names), kind="stable")
@@ -170,9 +188,12 @@ class Server:
             parts[name], upload = judged(part, reply, self.plan.algorithm, message)
             if upload is not None:
                 uploads[name] = upload
-        parts, uploads = clipped(
-            parts, uploads, progress.norms, clip=self.plan.clip, max_norm_ratio=self.plan.max_norm_ratio
-        )
+        if central := self.central(progress.agreement):
+            parts, uploads = central.fitting(parts, uploads)
+        else:
+            parts, uploads = clipped(
+                parts, uploads, progress.norms, clip=self.plan.clip, max_norm_ratio=self.plan.max_norm_ratio
+            )
         return list(parts.values()), uploads
 
     def _bind_again(self, agreement: Agreement, here: set[str]) -> None:
@@ -222,7 +243,10 @@ class Server:
     def combine(
         self, progress: Progress, parts: Sequence[Part], uploads: Mapping[str, Upload]
     ) -> tuple[Any, list[Part]]:
-        """What the server keeps after the round, and the parts with the effect of each on the step."""
+        """What the server keeps after the round, and the parts with the effect of each on the step, which is
+        not computed if clients have privacy."""
+        if central := self.central(progress.agreement):
+            return central.after(self.plan.algorithm, progress.server, uploads), list(parts)
         stack = jax.tree.map(lambda *all: jnp.stack(all), *(upload.tree for upload in uploads.values()))
         rows = np.array([upload.rows for upload in uploads.values()], np.float32)
         names = progress.agreement.names

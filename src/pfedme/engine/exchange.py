@@ -65,6 +65,12 @@ def exchange(algorithm: Algorithm, model: Model, features: int, clients: int) ->
     return jax.eval_shape(round, jax.random.key(0), x, y, one)
 
 
+def upload_of(algorithm: Algorithm, model: Model, features: int, clients: int) -> Any:
+    """The shapes of an upload as the server reads it."""
+    message = exchange(algorithm, model, features, clients).message
+    return jax.eval_shape(algorithm.codec.decode, message)
+
+
 def server_key(seed_key: jax.Array, t: Any) -> jax.Array:
     """The server's random key in round t."""
     return jax.random.fold_in(jax.random.fold_in(seed_key, SERVER), t)

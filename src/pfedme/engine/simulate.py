@@ -7,7 +7,6 @@ resuming leaves every other client's computation unchanged.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -23,15 +22,17 @@ from pfedme.algorithms.cautious import UNSEEN_CURVATURE, with_cautious_steps
 from pfedme.core.losses import curvature
 from pfedme.core.models import Model
 from pfedme.core.private import Private
-from pfedme.core.problem import Order, Problem
+from pfedme.core.private_mean import PrivateMean
 from pfedme.core.tree import Params
 from pfedme.data.federation import Federation, Part
+from pfedme.engine.cohorts import check_cohort, draw_cohort, draw_poisson, evaluated_clients
 from pfedme.engine.devices import over_devices, padded, replicate
 from pfedme.engine.evaluation import Evaluation
 from pfedme.engine.exchange import first_model, first_server, first_state, server_key
 from pfedme.engine.metrics import Blocks, Scores, Spread, score
-from pfedme.errors import InputError
-from pfedme.privacy.rows import RowPlan, check_algorithm
+from pfedme.engine.store import Store
+from pfedme.privacy import clients as private_clients
+from pfedme.privacy import rows as private_rows
 
 T = TypeVar("T")
 
@@ -51,41 +52,8 @@ class State(NamedTuple):
     """What the server keeps between rounds: usually w."""
     clients: Any
     """What each client keeps between rounds, stacked; () if nothing."""
-
-
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["x", "y", "start", "n_train", "n_test", "ids"],
-    meta_fields=["longest"],
-)
-@dataclasses.dataclass(frozen=True)
-class Store:
-    """A federation's rows as the compiled program sees them."""
-
-    x: jax.Array
-    y: jax.Array
-    start: jax.Array
-    n_train: jax.Array
-    n_test: jax.Array
-    ids: jax.Array
-    longest: int
-
-    @classmethod
-    def of(cls, federation: Federation) -> Store:
-        """The rows of a federation."""
-        f = federation
-        where = (*f.rows("train"), f.n_test)
-        columns = (f.x, f.y, *(a.astype(np.int32) for a in where), f.ids)
-        # Includes validation rows, so that the folds of a federation share compiled programs.
-        longest = int((f.n_val + f.n_train).max())
-        return cls(*(replicate(column) for column in columns), longest=longest)
-
-    def problem(
-        self, model: Model, i: Any, t: Any = 0, order: Order = "random", private: Private | None = None
-    ) -> Problem:
-        """The learning problem of client i in round t."""
-        own = self.start[i], self.n_train[i], self.n_test[i]
-        return Problem(model, self.x, self.y, *own, t, self.longest, order, private)
+    clip: Any = ()
+    """C, the clipping length of uploads, if it adapts; () otherwise."""
 
 
 class Job(NamedTuple):
@@ -96,6 +64,8 @@ class Job(NamedTuple):
     key: jax.Array
     private: Private | None = None
     """What makes the gradients of each client private, stacked; None if they are not."""
+    mean: PrivateMean | None = None
+    """What makes the mean of the uploads private; None if it is not."""
 
 
 class Simulation:
@@ -104,17 +74,14 @@ class Simulation:
     def __init__(
         self, algorithm: Algorithm, model: Model, federation: Federation, *, cohort: int, seed: int = 0,
         key: jax.Array | None = None, quarter_at: Sequence[int] = (), total: int | None = None,
-        privacy: RowPlan | None = None,
+        privacy: private_rows.RowPlan | private_clients.ClientPlan | None = None,
     ) -> None:  # fmt: skip
         """`key` is the random key for mini-batches, if it is not to come from `seed`. Step sizes that are not
         given come from the curvature of the clients' losses. η is divided by four after each of the rounds
         `quarter_at`. `total` is the number of all clients, if this federation is only a part of them. With
-        `privacy`, rows are used in private gradients alone, and step sizes do not depend on them."""
-        if not 1 <= cohort <= federation.clients:
-            raise InputError(
-                f"A cohort of {cohort} cannot be drawn from {federation.clients} clients; "
-                f"choose --cohort between 1 and {federation.clients}."
-            )
+        `privacy`, rows are used in private gradients alone, or the server sees private means alone, and step
+        sizes do not depend on rows."""
+        check_cohort(cohort, federation.clients)
         self.model, self.federation = model, federation
         self.seed, self.key = seed, jax.random.key(seed) if key is None else key
         self.judged = Store.of(federation)
@@ -126,10 +93,14 @@ class Simulation:
         self._by_id = np.argsort(trained.ids, kind="stable")
         self.quarter_at = tuple(quarter_at)
         self.algorithm = algorithm
-        self.privacy = privacy
-        self.private = None if privacy is None else replicate(privacy.private())
+        self.privacy, self.private, self.mean = privacy, None, None
+        if isinstance(privacy, private_rows.RowPlan):
+            private_rows.check_algorithm(algorithm, model)
+            self.private = replicate(privacy.private())
+        elif privacy is not None:
+            private_clients.check_algorithm(algorithm, model)
+            self.mean = replicate(privacy.mean())
         if privacy is not None:
-            check_algorithm(algorithm, model)
             self.algorithm = with_cautious_steps(algorithm)
         elif not all(getattr(algorithm, name) for name in algorithm.steps):
             self.algorithm = algorithm.with_steps(self.smoothness())
@@ -138,7 +109,7 @@ class Simulation:
         """What stays the same in the rounds around t."""
         quarters = sum(t >= at for at in self.quarter_at)
         algorithm = self.algorithm.slower(0.25**quarters) if quarters else self.algorithm
-        return Job(algorithm, self.model, self.key, self.private)
+        return Job(algorithm, self.model, self.key, self.private, self.mean)
 
     def same_steps(self, t: int) -> int:
         """Number of rounds from round t that have the same step sizes."""
@@ -156,11 +127,26 @@ class Simulation:
         if server is None:
             server = first_server(self.algorithm, self.model, self.seed, self.trained_clients)
         clients = _first_states(self.algorithm, self.model, self.seed, server, clients=self.trained_clients)
-        return State(0, *replicate((server, clients)))
+        return State(0, *replicate((server, clients, () if self.mean is None else self.mean.start())))
 
     def cohort_of(self, t: int) -> np.ndarray:
-        """The clients of round t, drawn uniformly without replacement, in the order of their ids."""
+        """The clients of round t in the order of their ids: drawn uniformly without replacement, or each by a
+        coin of its own if the server adds noise for their privacy."""
+        if isinstance(self.privacy, private_clients.ClientPlan):
+            drawn = draw_poisson(self._by_id, self.federation.ids, self.privacy.rate, self.seed, t)
+            return drawn[: self.privacy.most]
         return draw_cohort(self._by_id, self.cohort, self.seed, t)
+
+    @property
+    def places(self) -> int:
+        """How many clients of a round there is room for."""
+        plan = self.privacy
+        return plan.most if isinstance(plan, private_clients.ClientPlan) else self.cohort
+
+    def seated(self, t: int) -> np.ndarray:
+        """The clients of round t; places that stay empty have the number of all clients."""
+        drawn = self.cohort_of(t)
+        return np.pad(drawn, (0, self.places - len(drawn)), constant_values=self.trained_clients)
 
     def advance(self, state: State, rounds: int) -> tuple[State, bool]:
         """The state after `rounds` more rounds, and whether all of it is finite.
@@ -253,7 +239,7 @@ class Simulation:
         """An estimate of L: the largest curvature, at the initial w, of clients' losses on `batches`
         mini-batches of the algorithm's size, or of 256 rows if the algorithm uses all rows. With privacy, it
         does not depend on rows."""
-        if self.private is not None:
+        if self.privacy is not None:
             return UNSEEN_CURVATURE
         who = self._by_id[np.linspace(0, self.trained_clients - 1, batches).astype(int)]
         first, B = first_model(self.model, self.seed), self.algorithm.B
@@ -269,19 +255,6 @@ def _first_states(algorithm: Algorithm, model: Model, seed: Any, server: Any, cl
     return jax.vmap(first, axis_size=clients)(jnp.arange(clients))
 
 
-def evaluated_clients(total: int, clients: int, seed: int) -> np.ndarray:
-    """Which of `total` clients are evaluated."""
-    if clients == total:
-        return np.arange(clients)
-    return np.sort(np.random.default_rng([seed, 2**32]).choice(total, clients, replace=False))
-
-
-def draw_cohort(by_id: np.ndarray, cohort: int, seed: int, t: int) -> np.ndarray:
-    """The clients of round t, of those in `by_id`, drawn uniformly without replacement, in the same order."""
-    rng = np.random.default_rng([seed, t])
-    return by_id[np.sort(rng.choice(len(by_id), cohort, replace=False))]
-
-
 def advance(
     simulations: Sequence[Simulation], states: Sequence[State], rounds: int
 ) -> list[tuple[State, bool]]:
@@ -295,11 +268,11 @@ def advance(
     if rounds == 0:
         return [(state, True) for state in states]
     drawn = [
-        [sim.cohort_of(state.t + k) for k in range(rounds)]
+        [sim.seated(state.t + k) for k in range(rounds)]
         for sim, state in zip(simulations, states, strict=True)
     ]
     who = np.concatenate(drawn, axis=1)
-    cohort = simulations[0].cohort
+    cohort = simulations[0].places
     run = np.repeat(np.arange(len(drawn)), cohort)
     who = np.stack([padded(members) for members in np.resize(who, (MOST_ROUNDS, len(run)))])
     jobs = tuple(sim.job(state.t) for sim, state in zip(simulations, states, strict=True))
@@ -324,7 +297,8 @@ def _advance(
 ) -> tuple[jax.Array, jax.Array, list[State]]:
     """Rounds until `rounds` are done or a number is no longer finite.
 
-    Client who[t, k] belongs to run[k]; the first `cohort` to run 0, and so on; the rest is padding.
+    Client who[t, k] belongs to run[k]; the first `cohort` to run 0, and so on; the rest is padding. A number
+    that no client has stands for none.
     """
     job, start = _stacked(jobs), _stacked(states)
 
@@ -337,23 +311,28 @@ def _advance(
 
     def one_round(carry: Any) -> Any:
         done, _, state = carry
-        update = _each("client_update", store, job, state, run, who[done])
+        total = len(store.n_train)
+        client = jnp.minimum(who[done], total - 1)
+        update = _each("client_update", store, job, state, run, client)
         # One row per run, not a sum over all with zero weights for other runs: zero times infinity is NaN.
-        members = update.upload, who[done], store.n_train[who[done]]
+        members = update.upload, client, jnp.where(who[done] < total, store.n_train[client], 0)
         uploads, clients, count = jax.tree.map(by_run, members)
 
-        def serve(job: Job, t: jax.Array, server: Any, uploads: Any, *members: jax.Array) -> Any:
-            cohort = Cohort(server_key(job.key, t), *members, total=len(store.n_train))
-            return job.algorithm.server_update(server, uploads, cohort)
+        def serve(job: Job, t: jax.Array, server: Any, clip: Any, uploads: Any, *members: jax.Array) -> Any:
+            cohort = Cohort(server_key(job.key, t), *members, total=total)
+            if job.mean is not None:
+                return private_clients.private_step(job.algorithm, job.mean, server, uploads, cohort, clip)
+            return job.algorithm.server_update(server, uploads, cohort), clip
 
         federated = jobs[0].algorithm.federated
-        after = State(
-            state.t + 1,
-            jax.vmap(serve)(job, state.t, state.server, uploads, clients, count)
-            if federated
-            else state.server,
-            jax.tree.map(lambda kept, new: kept.at[run, who[done]].set(new), state.clients, update.state),
-        )
+        server, clip = state.server, state.clip
+        if federated:
+            server, clip = jax.vmap(serve)(job, state.t, server, clip, uploads, clients, count)
+
+        def put(kept: jax.Array, new: jax.Array) -> jax.Array:
+            return kept.at[run, who[done]].set(new, mode="drop")
+
+        after = State(state.t + 1, server, jax.tree.map(put, state.clients, update.state), clip)
         finite = jax.vmap(lambda *own: Params(own).all_finite())(*after[1:])
         fine = jnp.all(finite)
         return done + fine, finite, jax.tree.map(partial(jnp.where, fine), after, state)

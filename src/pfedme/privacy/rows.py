@@ -61,6 +61,11 @@ class RowPlan:
     most: int
     """M: the largest number of rows that are picked for a mini-batch."""
 
+    @property
+    def warning(self) -> str:
+        """What to tell before training: nothing."""
+        return ""
+
     def private(self) -> Private:
         """What makes the gradients of all clients private, stacked."""
         clip = np.full(len(self.rows), self.spec.clip, np.float32)

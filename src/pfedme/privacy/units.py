@@ -6,9 +6,12 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from pfedme.core.spec import Part, Positive, Share, build
+from pfedme.core.spec import NonNegative, Part, Positive, Share, build
 from pfedme.core.tree import record
 from pfedme.errors import InputError, unknown
+
+ADAPTIVE = "adaptive"
+"""The clipping length on the command line that stands for 0."""
 
 
 @record
@@ -30,6 +33,17 @@ class Rows(Privacy):
 
     clip: Positive = 1.0
     """c: the gradient of a row is shortened to this length if it is longer."""
+
+
+@record
+class Clients(Privacy):
+    """The unit is a client with all its rows; the server adds noise to the sum of what clients send."""
+
+    name: ClassVar[str] = "clients"
+
+    clip: NonNegative = 1.0
+    """C: what a client sends is shortened to this length if it is longer; 0, or adaptive, lets C follow the
+    median length."""
 
 
 def privacy_words(privacy: Privacy) -> list[str]:
@@ -55,7 +69,7 @@ def asked_for(unit: str | None, given: Mapping[str, Any]) -> Privacy | None:
         if own:
             name = next(iter(own))
             option = f"--{name}" if name in ("epsilon", "delta") else f"--dp-{name}"
-            raise InputError(f"{option} needs a unit of privacy; add --dp rows.")
+            raise InputError(f"{option} needs a unit of privacy; add --dp rows, or --dp clients.")
         return None
     if unit not in Privacy.known:
         raise unknown("unit of privacy", unit, Privacy.known)
@@ -63,4 +77,8 @@ def asked_for(unit: str | None, given: Mapping[str, Any]) -> Privacy | None:
         raise InputError(
             f"--dp {unit} needs the largest privacy loss of any of the {unit}; add --epsilon, such as 3."
         )
+    if own.get("clip") == ADAPTIVE:
+        if unit != Clients.name:
+            raise InputError(f"--dp-clip {ADAPTIVE} is for --dp clients; give a length, such as 1.")
+        own["clip"] = 0.0
     return build(Privacy.known[unit], own, f"--dp {unit}")

@@ -252,6 +252,21 @@ def offer_sentences(found: Personalized) -> list[str]:
     ]
 
 
+def privacy_sentences(told: dict[str, Any]) -> list[str]:
+    """What the section `privacy` of a record claims, in words."""
+    unit, spent = told["unit"], told.get("spent", told["epsilon"])
+    largest = spent["max"] if isinstance(spent, dict) else spent
+    said = [
+        f"Differential privacy of {unit}: ε = {largest:.4g} of at most {told['epsilon']:g}, at δ = "
+        f"{told['delta']:g}, over the whole run ({told['relation']})."
+        + (" It is simulated: the noise comes from the seed, which is known." if told["simulated"] else ""),
+        f"Sampling: {told['sampling']}. Accountant: {told['accountant']}.",
+        *([f"Covered: {told['covered']}."] if "covered" in told else []),
+        f"Not covered: {'; '.join(told['not_covered'])}.",
+    ]
+    return said + ([told["warning"]] if told.get("warning") else [])
+
+
 def choice_sentences(
     chosen: Sequence[str], gains: Mapping[str, Gains], what: Measure = ACCURACY
 ) -> list[str]:

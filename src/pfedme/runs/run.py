@@ -21,8 +21,9 @@ from pfedme.data.federation import Federation
 from pfedme.data.schema import is_number, listed
 from pfedme.data.table import OPTIONS, Table, joined
 from pfedme.engine.choices import Personalize
+from pfedme.engine.cohorts import evaluated_clients
 from pfedme.engine.measure import MetricName, metric_for
-from pfedme.engine.simulate import Simulation, evaluated_clients
+from pfedme.engine.simulate import Simulation
 from pfedme.errors import InputError, unknown
 from pfedme.privacy.units import Privacy, privacy_words
 from pfedme.runs.foreign import StandIn, from_record, name_of, recorded, refuse_stand_ins
@@ -211,7 +212,7 @@ class Run:
         who = evaluated_clients(federation.clients, eval_clients, self.seed)
         return full, Simulation(
             algorithm, model, federation, cohort=cohort, seed=self.seed, quarter_at=self.quarter_at,
-            privacy=plan(full, algorithm, federation, cohort, who),
+            privacy=plan(full, algorithm, model, federation, who),
         )  # fmt: skip
 
     def lasting(self, rounds: int) -> Run:

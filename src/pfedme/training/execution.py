@@ -53,6 +53,8 @@ class Progress:
     """The latest evaluation, if it has just been made; else None."""
     pilot: bool = False
     """Whether the number of rounds is still being determined; `rounds` is then the maximum."""
+    warning: str = ""
+    """What the user should know before the first round."""
 
 
 Watch = Callable[[Progress], None]
@@ -134,11 +136,13 @@ class Execution:
         if not self.piloted:
             self.pilot()
         every, rounds = self.run.eval_every or 1, self.run.rounds
+        if (privacy := self.simulation.privacy) and privacy.warning:
+            self.watch(Progress(self.state.t, rounds, None, warning=privacy.warning))
         while True:
             t = self.state.t
             evaluated = bool(self.history) and self.history[-1]["round"] == t
-            # Before the first round, answers of a private run would spend budget on nothing.
-            due = t % every == 0 and (t > 0 or not self.run.privacy)
+            # Before the first round, answers with private gradients would spend budget on nothing.
+            due = t % every == 0 and (t > 0 or self.simulation.private is None)
             if (due and not evaluated) or t == rounds:
                 found = self.evaluate(self.state, keep=not evaluated)
                 if found is None:
@@ -237,7 +241,7 @@ class Execution:
             evaluation, models = self.simulation.evaluate(
                 state,
                 self.evaluated,
-                train=self.wanted.train_loss and not self.run.privacy,
+                train=self.wanted.train_loss and self.simulation.private is None,
                 rows=self.wanted.files,
             )
         self.spent("eval_s", took)
@@ -377,7 +381,8 @@ class Execution:
         due = now or time.monotonic() - self.saved >= CHECKPOINT_EVERY_S
         if not (self.folder and self.piloted and due):
             return
-        tensors = leaves("server", state.server) | leaves("clients", state.clients)
+        parts = {"server": state.server, "clients": state.clients, "clip": state.clip}
+        tensors = {key: a for name, part in parts.items() for key, a in leaves(name, part).items()}
         about = {
             "round": state.t,
             "history": self.history,
@@ -397,7 +402,8 @@ class Execution:
         self.history, self.timing = about["history"], about["timing"]
         start = self.simulation.start()
         try:
-            kept = tree_of("server", tensors, start.server), tree_of("clients", tensors, start.clients)
+            parts = {"server": start.server, "clients": start.clients, "clip": start.clip}
+            kept = [tree_of(name, tensors, part) for name, part in parts.items()]
         except (KeyError, ValueError) as error:
             raise InputError(self.folder.bad_checkpoint(f"does not fit ({error})")) from None
-        return State(about["round"], *replicate(kept))
+        return State(about["round"], *replicate(tuple(kept)))

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from rich.console import Console
+from rich.markup import escape
 
 from pfedme.cli.screen.numbers import accuracies, scaled
 from pfedme.livebar import Live
@@ -38,6 +39,13 @@ class TrainingBar(Live):
         self.show(f"{name:<8}", round, None, ["finding out how long to train"])
         self.say(f"{name}: finding out how long to train, round {round}")
 
+    def warn(self, line: str) -> None:
+        """Prints a line that stays."""
+        if self.live:
+            self.live.console.print(escape(line), highlight=False, soft_wrap=True)
+        else:
+            print(line, file=sys.stderr, flush=True)
+
     def say(self, line: str, *, always: bool = False) -> None:
         """Prints a line where there is no bar, unless one was printed a moment ago."""
         if not self.live and (always or time.monotonic() - self.said >= LINE_EVERY_S):
@@ -52,6 +60,7 @@ class Bar(TrainingBar):
     def __init__(self, total: int | None) -> None:
         super().__init__("", total)
         self.total, self.entry = total, {}
+        self.warned = set[str]()
         self.rounds: dict[int, int] = {}  # the current round of each run
         self.before: dict[int, int] = {}  # its round when first seen; not 0 if it was resumed
 
@@ -59,6 +68,11 @@ class Bar(TrainingBar):
         """Shows that run number `place`, called `name`, has reached `step`."""
         if step.pilot:
             self.pilot(name, step.round)
+            return
+        if step.warning:
+            if step.warning not in self.warned:
+                self.warned.add(step.warning)
+                self.warn(f"{name}: {step.warning}")
             return
         self.rounds[place] = step.round
         self.before.setdefault(place, step.round)

@@ -34,6 +34,8 @@ def print_run(record: dict[str, Any], out: Path, federation: Federation | None) 
         console.print(_about_inner_problem(inner))
     for sentence in record.get("auto", {}).get("sentences", ()):
         console.print(sentence, highlight=False)
+    for sentence in tables.privacy_sentences(record["privacy"])[:1] if record.get("privacy") else ():
+        console.print(sentence, highlight=False)
     console.print(_about_time(record["timing"]))
     if federation:
         for sentence in (*_about_task(config, federation), *_about_alone(algorithm, federation.clients)):

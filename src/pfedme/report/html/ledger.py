@@ -66,6 +66,8 @@ def shares(told: Told) -> list[Share]:
 
 def took_part(told: Told) -> dict[str, Any] | None:
     """Who took part in a run: a grid, a table, and who was refused or dropped; None if unknown."""
+    if (told.deployment.get("privacy") or {}).get("unit") == "clients":
+        return None  # who took part in which round must stay at the server
     all_shares = shares(told)
     refused = told.deployment.get("refused", {})
     if not all_shares and not refused:

@@ -7,6 +7,7 @@ from typing import Any
 
 from pfedme.engine.measure import R2
 from pfedme.report.html.groups import Group, estimate, number, number_of, numbers
+from pfedme.report.tables import privacy_sentences
 
 CLASSES = ("accuracy", "log_loss", "auc", "balanced_accuracy", "recall", "precision", "f1", "brier")
 QUANTITIES = ("r2", "rmse", "mae")
@@ -97,12 +98,15 @@ def _pooled(bins: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def training(group: Group) -> list[dict[str, Any]]:
-    """How step sizes and rounds were chosen, in the record's own sentences, one list for seeds that agree."""
+    """How step sizes and rounds were chosen, in the record's own sentences, and what is claimed about
+    privacy; one list for seeds that agree."""
     found: dict[tuple[Any, ...], list[int]] = {}
     for told in group.runs:
         auto = told.record.get("auto") or {}
-        key = (bool(auto.get("improving")), *auto.get("sentences", ()))
-        if auto:
+        private = told.record.get("privacy") or told.deployment.get("privacy")
+        claims = privacy_sentences(private) if private else []
+        key = (bool(auto.get("improving")), *auto.get("sentences", ()), *claims)
+        if auto or claims:
             found.setdefault(key, []).append(told.run.seed)
     return [
         {"seeds": seeds, "improving": improving, "sentences": list(sentences)}

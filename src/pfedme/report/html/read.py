@@ -16,7 +16,7 @@ import safetensors
 from pfedme.data.deployed import Deployed
 from pfedme.engine.measure import ACCURACY, MEASURES
 from pfedme.errors import InputError
-from pfedme.report.tables import KINDS
+from pfedme.report.tables import KINDS, privacy_sentences
 from pfedme.runs.folder import Folder
 from pfedme.runs.ledger import COLUMNS, Outcome, text_of
 from pfedme.runs.plan import PLAN, read_plan
@@ -156,6 +156,8 @@ def _check(record: dict[str, Any]) -> None:
     if not all(isinstance(value, str | None) for value in (record.get("metric") or {}).values()):
         raise TypeError("its metric is not described by strings")
     deployment = record.get("deployment", {})
+    for privacy in filter(None, (record.get("privacy"), deployment.get("privacy"))):
+        privacy_sentences(privacy)  # raises an error if a part is missing
     clients, refused = deployment.get("clients", []), deployment.get("refused", {})
     if not (
         isinstance(clients, list) and all(isinstance(text, str) for text in (*clients, *refused.values()))
