@@ -558,7 +558,7 @@ def test_a_ledger_that_lost_lines_is_not_filled_up(tmp_path: Path):
     found = record.restore(server)
     assert (found and found.t, path.read_bytes()) == (progress.t, whole)
     path.write_bytes(whole[:-9])
-    with pytest.raises(InputError, match="shorter than when the run was last saved"):
+    with pytest.raises(InputError, match="shorter than at the last round"):
         record.restore(server)
 
 

@@ -32,6 +32,7 @@ from pfedme.deploy.agreement import to_words
 from pfedme.deploy.audit_log import AuditLog
 from pfedme.deploy.budget import Budget, Cost, Exhausted
 from pfedme.deploy.declared import declared
+from pfedme.deploy.encoded import Encoded
 from pfedme.deploy.ending import KEPT, Ending, how_pinned, to_pin, why_not
 from pfedme.deploy.log import one_line, say
 from pfedme.deploy.memory import Memory
@@ -94,12 +95,14 @@ class Client:
         return AuditLog(self.state)
 
     @property
+    def encoded(self) -> Encoded:
+        """The table as numbers, in the state folder."""
+        return Encoded(self.table, self.state)
+
+    @property
     def told(self) -> Told:
         """What the client shares about its table, after a check that it may."""
-        return self._told(self.rows)
-
-    def _told(self, rows: int) -> Told:
-        told = self.table.tell(self.policy.min_count)
+        told, rows = self.encoded.told(self.policy.min_count)
         self.policy.check_table(rows, [*told.numbers, *told.categories])
         if self.policy.schema:
             told = declared(Path(self.policy.schema), told)
@@ -108,7 +111,7 @@ class Client:
     @property
     def rows(self) -> int:
         """Number of training rows of the client."""
-        return int(self.table.load().n_train[0])
+        return self.encoded.told(self.policy.min_count)[1]
 
     def approved(self, words: Any) -> Plan | None:
         """The plan that a server offers, if it is within the limits and approved; None until it is
@@ -142,13 +145,13 @@ class Client:
             return Content({"pending": True}, {})
         bound, rows = Bound(self, agreement), self.rows
         self._refuse_uncovered(bound.plan)
-        self.policy.check_schema(bound.schema, self._told(rows))
+        self.policy.check_schema(bound.schema, self.told)
         self.policy.check_size(bound.numbers)
         self.policy.check_clients(bound.clients)
         self.policy.check_table(rows, (), bound.plan)
         noise = calibrated(bound.plan, self.policy, rows)
         own = to_pin(self.personalize, rows, bound.plan, self.policy) | ({"noise": noise} if noise else {})
-        sha = self.pins.bind(agreement, self.table.pinned().fingerprint, own)
+        sha = self.pins.bind(agreement, self.encoded.fingerprint(), own)
         pinned = self.pins.bound(sha)
         self._check_budget(bound.plan, pinned.get("noise"), pinned["id"])
         return Content({"bound": sha}, {})
@@ -388,8 +391,8 @@ class Task:
 
 def rows_of(client: Client, bound: Bound, fingerprint: str) -> Federation:
     """The client's rows as numbers; raises an error if they are no longer those with this fingerprint."""
-    table = dataclasses.replace(client.table, fingerprint=fingerprint).pinned()
-    return dataclasses.replace(table.load(bound.schema), ids=np.array([bound.id], np.uint32))
+    rows = client.encoded.rows(bound.schema, fingerprint)
+    return dataclasses.replace(rows, ids=np.array([bound.id], np.uint32))
 
 
 def simulation_of(client: Client, bound: Bound, federation: Federation, pinned: Words) -> Simulation:
