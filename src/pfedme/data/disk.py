@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 import threading
@@ -18,14 +19,21 @@ MOST_BUCKETS = 500
 
 
 class Disk:
-    """A folder for numbers. Its scratch files have no name, so that nothing remains of a killed process."""
+    """A folder for numbers. Its scratch files have no names, so that nothing remains of a killed process."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder, self.files = folder, contextlib.ExitStack()
+
+    def __enter__(self) -> Disk:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Removes the scratch files."""
+        self.files.close()
 
     def scratch(self) -> IO[bytes]:
         """A file without a name."""
-        return tempfile.TemporaryFile(dir=self.folder)
+        return self.files.enter_context(tempfile.TemporaryFile(dir=self.folder))
 
     def spill(self) -> Spill:
         """Blocks of rows on disk."""
@@ -66,7 +74,9 @@ class Spill:
         block = np.empty(shape, np.float32)
         with self.lock:
             self.file.seek(offset)
-            self.file.readinto(memoryview(block).cast("B") if block.size else bytearray())
+            self.file.readinto(block.reshape(-1).view(np.uint8).data)
+            if not self.places:
+                self.file.close()  # its space is needed
         return block
 
 

@@ -79,8 +79,8 @@ def convert(source: Any, out: Path) -> Federation:
     if out.exists():
         raise InputError(f"{shown(out)} exists already; choose another folder, or remove it.")
     about = {"source": {"name": source.name, **to_json(source)}}
-    with writing(out), atomic_folder(out) as folder:
-        federation = source.load(disk=Disk(folder)) if isinstance(source, Table) else source.load()
+    with writing(out), atomic_folder(out) as folder, Disk(folder) as disk:
+        federation = source.load(disk=disk) if isinstance(source, Table) else source.load()
         write(federation, folder, about, files=0o444, folders=0o755)
     return open_federation(out)
 
