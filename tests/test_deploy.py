@@ -542,6 +542,26 @@ def test_a_run_that_stops_goes_on_from_its_last_round(tmp_path: Path):
     assert counted == [str(t) for t in range(1, 5) for _ in range(5)]
 
 
+def test_a_ledger_that_lost_lines_is_not_filled_up(tmp_path: Path):
+    """On resuming, the ledger is cut to the last saved round; it must not be lengthened to it."""
+    room = Room(owners(tmp_path, clients=2), tmp_path / "state")
+    plan = Plan(
+        algorithm=FedAvg(**QUICK), model=MLR(), **STRICT | {"cohort": 2, "min_clients": 2, "min_replies": 2}
+    )
+    record = DeploymentRecord(plan, tmp_path / "deployed", "")
+    server = Server(plan, room, record.tell)
+    record.folder.path.mkdir()
+    progress = record.save(server.round(server.begin()))
+    path = record.folder.path / "ledger.csv"
+    whole = path.read_bytes()
+    path.write_bytes(whole + b"2,1,ea")
+    found = record.restore(server)
+    assert (found and found.t, path.read_bytes()) == (progress.t, whole)
+    path.write_bytes(whole[:-9])
+    with pytest.raises(InputError, match="shorter than at the last round"):
+        record.restore(server)
+
+
 def test_clients_that_are_away_are_told_of_and_waited_for(tmp_path: Path):
     room = Room(owners(tmp_path), tmp_path / "state")
     room.gone = {"west"}

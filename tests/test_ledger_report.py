@@ -19,6 +19,7 @@ from pfedme.core.models import MLR
 from pfedme.deploy.plan import Plan
 from pfedme.deploy.progress import Stopped
 from pfedme.deploy.record import DeploymentRecord
+from pfedme.report.html.read import read_ledger
 from pfedme.runs.ledger import Outcome, Part, ledger_csv
 
 WORDS = ("counted", "dropped", "failed", "late", "absent")
@@ -274,6 +275,23 @@ def test_federations_that_look_alike_are_told_apart(tmp_path: Path):
     assert [group["label"] for group in found["groups"]] == ["fedavg, one", "fedavg, other"]
     assert [group["problem"] for group in found["groups"]] == [0, 1]
     assert [part["label"] for part in found["parts"]] == ["fedavg, one", "fedavg, other"]
+
+
+def test_a_line_that_the_server_was_killed_in_is_left_out(tmp_path: Path):
+    """The ledger is appended, so at most its last line is incomplete, and may end within a character."""
+    parts = many(3, 5, name="hôpital {}")
+    path = folder(tmp_path / "run", parts) / "ledger.csv"
+    content = path.read_bytes()
+    last = content.rindex(b"\n", 0, -1) + 1
+    whole = read_ledger(path)
+    assert whole is not None
+    assert len(whole["round"]) == len(parts)
+    for end in range(last, len(content)):
+        path.write_bytes(content[:end])
+        found = read_ledger(path)
+        assert found is not None
+        for name, values in whole.items():
+            np.testing.assert_array_equal(found[name], values[:-1])
 
 
 @pytest.mark.parametrize(

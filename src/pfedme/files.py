@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,9 @@ from typing import IO, BinaryIO
 import pooch
 
 from pfedme.errors import InputError, RunError
+
+LOCK = "lock"
+"""The file that locks a folder while it is written."""
 
 
 def atomic_write(path: Path, content: bytes | str) -> None:
@@ -34,6 +38,28 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(scratch)
+        raise
+
+
+@contextlib.contextmanager
+def atomic_folder(path: Path) -> Iterator[Path]:
+    """A folder to write to, with mode 0700, which becomes `path` once it is complete. What a killed process
+    left there is removed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for old in path.parent.glob(f".{path.name}.*"):
+        with contextlib.suppress(InputError, OSError), alone(old / LOCK):
+            shutil.rmtree(old)
+    scratch = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+    try:
+        with alone(scratch / LOCK):
+            yield scratch
+            (scratch / LOCK).unlink()
+            os.rename(scratch, path)
+        handle = os.open(path.parent, os.O_RDONLY)
+        os.fsync(handle)
+        os.close(handle)
+    except BaseException:
+        shutil.rmtree(scratch, ignore_errors=True)
         raise
 
 

@@ -38,7 +38,9 @@ COMMANDS = {
         Command("audit", "measure what a run gives away about rows", "pfedme.cli.audit"),
         Command("tune", "search for hyperparameters on validation rows", "pfedme.cli.tune"),
         Command("algorithms", "list the algorithms, or describe one", "pfedme.cli.algorithms"),
-        Command("data", "describe a federation, or list those that have a name", "pfedme.cli.data"),
+        Command(
+            "data", "describe or convert a federation, or list those that have a name", "pfedme.cli.data"
+        ),
         Command("reproduce", "run the paper's experiments and judge its claims", "pfedme.cli.reproduce"),
         Command(
             "study",

@@ -13,6 +13,7 @@ from pfedme.core.spec import build, parse
 from pfedme.data.deployed import Deployed
 from pfedme.data.fashion import FashionMnist
 from pfedme.data.federation import Federation
+from pfedme.data.mapped import Mapped, is_mapped
 from pfedme.data.mnist import Mnist
 from pfedme.data.natural import CATALOGUE, NATURAL, Natural
 from pfedme.data.reading import is_table
@@ -36,7 +37,8 @@ BUILT_IN: dict[str, type[Source]] = {
     **{cls.name: cls for cls in (Synthetic, Mnist, FashionMnist)},
     **NATURAL,
 }
-DATA = Known[Source]("data", {**BUILT_IN, Table.name: Table, Deployed.name: Deployed}, Source, traced=False)
+OTHERS = {cls.name: cls for cls in (Table, Mapped, Deployed)}
+DATA = Known[Source]("data", {**BUILT_IN, **OTHERS}, Source, traced=False)
 
 
 def named() -> dict[str, type[Source]]:
@@ -62,11 +64,14 @@ def parse_data(text: str, options: Mapping[str, Any] | None = None) -> Source:
     `options` are fields of `Table`, as text; other sources have no use for them.
     """
     given = {name: value for name, value in (options or {}).items() if value is not None}
-    name, known = text.partition(":")[0], named()
-    if name not in known and text and (is_table(Path(text)) or Path(text).exists()):
+    name, known, path = text.partition(":")[0], named(), Path(text)
+    mapped = name not in known and is_mapped(path)
+    if mapped and not given:
+        return Mapped(path=text).pinned()
+    if name not in known and not mapped and text and (is_table(path) or path.exists()):
         return build(Table, {**given, "path": text}, "the table").pinned()
-    if name in known and given:
-        own = f", or write ./{text} for the table of that name" if Path(text).exists() else ""
+    if (name in known or mapped) and given:
+        own = f", or write ./{text} for the table of that name" if not mapped and path.exists() else ""
         raise InputError(
             f"{OPTIONS[next(iter(given))]} only applies to your own tables, and --data {name} is not one; "
             f"leave the option out{own}."
@@ -83,4 +88,4 @@ def table_of(source: Source) -> Table | None:
 
 def pinned(source: Source) -> Source:
     """The source, with a fingerprint of the user's files if it reads any."""
-    return source.pinned() if isinstance(source, Table) else source
+    return source.pinned() if isinstance(source, Table | Mapped) else source

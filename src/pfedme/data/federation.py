@@ -2,20 +2,40 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import os
+import tempfile
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
-from pfedme.errors import InputError
+from pfedme.errors import InputError, RunError
+from pfedme.files import writing
 
 if TYPE_CHECKING:
     from pfedme.data.schema import Schema
 
 Part = Literal["train", "validation", "test"]
 """The purpose of rows."""
+
+
+class Stamp(NamedTuple):
+    """What shows that a file was changed."""
+
+    inode: int
+    size: int
+    changed: int
+    """When it was written, in nanoseconds."""
+
+
+def stamp(path: Path) -> Stamp:
+    """The stamp of a file."""
+    own = path.stat()
+    return Stamp(own.st_ino, own.st_size, own.st_mtime_ns)
 
 
 def aligned(shape: tuple[int, ...], dtype: np.typing.DTypeLike) -> np.ndarray:
@@ -64,6 +84,8 @@ class Federation:
     origin: np.ndarray | None = None
     """The index of each row among the rows of all files, counted from 0; None if they did not come from
     files."""
+    mapped: tuple[tuple[Path, Stamp], ...] = ()
+    """The files that the arrays are mapped from, as they were then."""
 
     @classmethod
     def split(
@@ -180,17 +202,19 @@ class Federation:
             raise ValueError("validation rows are kept apart already")
         first, last = (np.where(self.n_train > 1, self.n_train * k // folds, 0) for k in (fold, fold + 1))
         kept = last - first
+        if not first.any():  # the rows are in this order already
+            return dataclasses.replace(self, n_train=self.n_train - kept, n_val=kept)
         place = np.arange(len(self.y)) - np.repeat(self.start, self.count)
         first, last = (np.repeat(a, self.count) for a in (first, last))
         # Within a client: the rows of the fold, then those before it, then those after it.
         rank = np.where(place < first, place + last - first, np.where(place < last, place - first, place))
         order = np.empty(len(self.y), np.int64)
         order[np.repeat(self.start, self.count) + rank] = np.arange(len(self.y))
-        x = np.take(self.x, order, axis=0, out=aligned(self.x.shape, self.x.dtype))
         origin = None if self.origin is None else self.origin[order]
         return dataclasses.replace(
-            self, x=x, y=self.y[order], n_train=self.n_train - kept, n_val=kept, origin=origin
-        )
+            self, x=self._features(order), y=self.y[order], n_train=self.n_train - kept, n_val=kept,
+            origin=origin,
+        )  # fmt: skip
 
     def pooled(self) -> Federation:
         """One client with the training rows of all clients, ordered by id, without validation or test rows.
@@ -201,11 +225,33 @@ class Federation:
         """
         first, count = (a[np.argsort(self.ids, kind="stable")] for a in self.rows("train"))
         rows = np.repeat(first - np.cumsum(count) + count, count) + np.arange(count.sum())
-        x = np.take(self.x, rows, axis=0, out=aligned((len(rows), *self.x.shape[1:]), self.x.dtype))
         return dataclasses.replace(
-            self, x=x, y=self.y[rows], n_train=np.array([len(rows)]), n_test=np.array([0]), n_val=0,
-            ids=np.zeros(1, np.uint32), names=None,
+            self, x=self._features(rows), y=self.y[rows], n_train=np.array([len(rows)]),
+            n_test=np.array([0]), n_val=0, ids=np.zeros(1, np.uint32), names=None,
         )  # fmt: skip
+
+    def _features(self, rows: np.ndarray) -> np.ndarray:
+        """The features of some rows; in a file without a name if they are mapped from a file, because there
+        may be more than fit into memory."""
+        shape = (len(rows), *self.x.shape[1:])
+        if not self.mapped:
+            return np.take(self.x, rows, axis=0, out=aligned(shape, self.x.dtype))
+        folder = self.mapped[0][0].parent
+        own = folder if os.access(folder, os.W_OK) else None
+        step = max(1, 2**24 // max(1, self.features))
+        with writing(own or Path(tempfile.gettempdir())), tempfile.TemporaryFile(dir=own) as file:
+            for at in range(0, len(rows), step):
+                file.write(self.x[rows[at : at + step]].data)
+            file.flush()
+            return np.memmap(file, self.x.dtype, "r", 0, shape)
+
+    def check_unchanged(self) -> None:
+        """Raises an error if a file that rows are mapped from was changed since."""
+        for path, before in self.mapped:
+            with contextlib.suppress(OSError):  # a file that was removed stays as it was
+                now = stamp(path)
+                if now.inode == before.inode and now != before:
+                    raise RunError(f"{path} was changed while it was in use; convert the data again.")
 
     def label_counts(self) -> np.ndarray:
         """How often each client (row) has each label (column) of a classification."""
@@ -242,7 +288,8 @@ class Federation:
         some = self.take(np.flatnonzero(self.n_train >= rows))
         place = np.arange(len(some.y)) - np.repeat(some.start, some.count)
         kept = (place < rows) | (place >= np.repeat(some.n_train, some.count))
-        x, y, origin = some.x[kept], some.y[kept], None if some.origin is None else some.origin[kept]
+        origin = None if some.origin is None else some.origin[kept]
+        x, y = some._features(np.flatnonzero(kept)), some.y[kept]
         return dataclasses.replace(some, x=x, y=y, n_train=np.full(some.clients, rows), origin=origin)
 
     def take(self, clients: Sequence[int] | np.ndarray) -> Federation:
@@ -251,8 +298,9 @@ class Federation:
         count = self.count[clients]
         rows = np.repeat(self.start[clients] - np.cumsum(count) + count, count) + np.arange(count.sum())
         return dataclasses.replace(
-            self, x=self.x[rows], y=self.y[rows], n_train=self.n_train[clients], n_test=self.n_test[clients],
-            n_val=np.broadcast_to(self.n_val, self.clients)[clients], ids=self.ids[clients],
+            self, x=self._features(rows), y=self.y[rows], n_train=self.n_train[clients],
+            n_test=self.n_test[clients], n_val=np.broadcast_to(self.n_val, self.clients)[clients],
+            ids=self.ids[clients],
             names=None if self.names is None else tuple(self.names[i] for i in clients),
             origin=None if self.origin is None else self.origin[rows],
         )  # fmt: skip

@@ -98,7 +98,7 @@ class Gathered(NamedTuple):
     x: np.ndarray
     numbers: list[Column]
     """Numeric columns, the first features, relative to their means so far."""
-    sums: list[Sums]
+    sums: Iterator[Sums]
     categories: list[Column]
 
 
@@ -109,7 +109,7 @@ def gather(tables: Sequence[Rows], layout: Layout, schema: Schema, texts: Texts)
     numbers = [*rows.standard.columns, *(column for column in columns if column.kind == "number")]
     categories = [_category(rows, c.name, layout, schema) for c in columns if c.kind == "category"]
     x = layout.filled(tables, dataclasses.replace(schema, columns=(*numbers, *categories)), fitting=True)
-    sums = list(told_by_clients(x[:, : len(numbers)], layout.start, layout.n_train))
+    sums = told_by_clients(x[:, : len(numbers)], layout.start, layout.n_train)
     return Gathered(x, numbers, sums, categories)
 
 

@@ -75,12 +75,12 @@ def fingerprint(paths: Sequence[Path]) -> str:
     for path in paths:
         stat = path.stat()
         total.update(f"{path.name}\0".encode(errors="surrogateescape"))
-        total.update(_content(path, stat.st_size, stat.st_mtime_ns, stat.st_ino))
+        total.update(_content(path, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino))
     return total.hexdigest()[:32]
 
 
 @lru_cache(maxsize=4096)
-def _content(path: Path, _size: int, _changed: int, _inode: int) -> bytes:
+def _content(path: Path, *_stat: int) -> bytes:
     """The hash of a file's bytes, cached until the file changes."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").digest()

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
+from pfedme.data.disk import Disk
 from pfedme.data.federation import aligned
 from pfedme.data.hashing import draws, ids_of_names
 from pfedme.data.reading import on_all_cores
@@ -41,6 +42,8 @@ class Layout:
     """Positions of the rows of the table, and of the table of test rows if there is one."""
     in_train: np.ndarray
     """Which rows of the table are to be trained on."""
+    disk: Disk | None = None
+    """Where the features are written; None to keep them in memory."""
 
     @property
     def start(self) -> np.ndarray:
@@ -70,8 +73,11 @@ class Layout:
     ) -> np.ndarray:
         """All features, in their positions; unless `strict`, an unknown category becomes zeros."""
         height = sum(map(len, self.places))
-        _refuse_too_large(tables[0], height, schema)
-        x = aligned((height, schema.features), np.float32)
+        if self.disk is None:
+            _refuse_too_large(tables[0], height, schema)
+            x, buckets = aligned((height, schema.features), np.float32), None
+        else:
+            x, buckets = self.disk.room((height, schema.features)), self.disk.buckets(height, schema.features)
         whole_rows = np.dtype((np.void, x.itemsize * x.shape[1]))  # moving whole rows is much faster
         places_in_x = x.view(whole_rows)[:, 0]
         for rows, place in zip(tables, self.places, strict=True):
@@ -84,7 +90,11 @@ class Layout:
                 of_texts: Mapping[str, np.ndarray] = of_texts,
             ) -> None:
                 encoded = _encoded(rows, piece, schema, of_texts, fitting, strict)
-                places_in_x[place[piece.start : piece.start + len(encoded)]] = encoded.view(whole_rows)[:, 0]
+                own = place[piece.start : piece.start + len(encoded)]
+                if buckets is None:
+                    places_in_x[own] = encoded.view(whole_rows)[:, 0]
+                else:
+                    buckets.add(own, encoded)
 
             try:
                 on_all_cores(put, rows.pieces())
@@ -92,6 +102,8 @@ class Layout:
                 if (error := rows.missing(schema.sources)) is not None:
                     raise error from None
                 raise
+        if buckets is not None:
+            buckets.into(x)
         return x
 
 
@@ -242,5 +254,6 @@ def _refuse_too_large(rows: Rows, height: int, schema: Schema) -> None:
     if needed > there:
         raise InputError(
             f"{height:,} rows of {schema.features:,} numbers need {needed / 2**30:.0f} GiB, but this machine "
-            f"has {there / 2**30:.0f}; leave columns out with --drop, those with many categories first."
+            f"has {there / 2**30:.0f}; leave columns out with --drop, those with many categories first, or "
+            "train from the folder that 'pfedme data convert' makes."
         )

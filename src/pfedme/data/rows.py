@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
+from pfedme.data.disk import Disk, Spill
 from pfedme.data.forms import PLAIN, Form
 from pfedme.data.reading import Part, SchemaChanged, Types, on_all_cores, shown, without_blank_end
 from pfedme.data.schema import (
@@ -168,9 +169,11 @@ def read_rows(
     sole: str = "",
     *,
     drop_missing_labels: bool = False,
+    disk: Disk | None = None,
 ) -> Rows:
     """The table's rows, with columns read according to a schema, if one is known. If `sole` is given, all
-    rows belong to that client. Rows without a label may be left out."""
+    rows belong to that client. Rows without a label may be left out. Numbers are kept on disk, if one is
+    given."""
     named = [*([client] if client else []), label]
     kinds, problems, notes = dict[str, str](), Problems(), [note for part in parts for note in part.notes]
     for name in [*named, *columns]:
@@ -185,7 +188,7 @@ def read_rows(
     types |= {name: pl.Categorical() for name in columns if kinds[name] == "text"}
     own_columns = [given[name] for name in numbers] if known else _near_first(parts[0], numbers)
     standard = Schema(tuple(own_columns), label, client, "regression", impute=True)
-    read = [_read(part, types, standard, problems) for part in parts]
+    read = [_read(part, types, standard, problems, disk) for part in parts]
     frames, blocks = [frame for frame, _ in read], [own for _, own in read]
     kept: list[np.ndarray | None] = [None] * len(parts)
     if drop_missing_labels:
@@ -279,7 +282,7 @@ def _near_first(part: Part, numbers: Sequence[str]) -> list[Column]:
 
 
 def _read(
-    part: Part, types: Types, standard: Schema, problems: Problems
+    part: Part, types: Types, standard: Schema, problems: Problems, disk: Disk | None
 ) -> tuple[pl.DataFrame, Iterable[np.ndarray]]:
     """A file's columns of these types, and its numbers in blocks of rows."""
     every = types | {column.name: pl.Float64() for column in standard.columns}
@@ -289,7 +292,7 @@ def _read(
 
     if part.path.suffix.lower() == ".npz":  # already in memory
         return part.frame(types), itertools.starmap(encode, _counted(part.pieces(every)))
-    told, kept = [pl.DataFrame(schema=types)], dict[int, np.ndarray]()
+    told, kept = [pl.DataFrame(schema=types)], disk.spill() if disk else dict[int, np.ndarray]()
     wrong = dict[int, InputError]()
 
     def keep(piece: tuple[int, pl.DataFrame | np.ndarray]) -> None:
@@ -321,7 +324,7 @@ def _counted(
         row += len(content)
 
 
-def _let_go(blocks: dict[int, np.ndarray]) -> Iterator[np.ndarray]:
+def _let_go(blocks: dict[int, np.ndarray] | Spill) -> Iterator[np.ndarray]:
     """The blocks in the order of their numbers, each released after use."""
     for k in sorted(blocks):
         yield blocks.pop(k)

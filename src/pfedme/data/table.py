@@ -16,6 +16,7 @@ import numpy as np
 
 from pfedme.core.spec import Seed, Share
 from pfedme.data.arrays import has_test, open_arrays
+from pfedme.data.disk import Disk
 from pfedme.data.federation import Federation
 from pfedme.data.fitting import Told, fit, fit_label, tell
 from pfedme.data.frames import Held, as_frame
@@ -142,21 +143,23 @@ class Table:
             )
         return dataclasses.replace(self, path=path, test=test, fingerprint=now)
 
-    def load(self, schema: Schema | None = None) -> Federation:
-        """The federation, encoded by a schema; if none is given, it is fitted to the training rows."""
+    def load(self, schema: Schema | None = None, *, disk: Disk | None = None) -> Federation:
+        """The federation, encoded by a schema; if none is given, it is fitted to the training rows. With a
+        disk, the features are on it, so that they may be larger than memory."""
         try:
-            return self._load(schema, whole=False)
+            return self._load(schema, disk, whole=False)
         except SchemaChanged:
-            return self._load(schema, whole=True)
+            return self._load(schema, disk, whole=True)
 
-    def _load(self, schema: Schema | None, *, whole: bool) -> Federation:
+    def _load(self, schema: Schema | None, disk: Disk | None, *, whole: bool) -> Federation:
         """The federation; `whole` as in `open_parts`."""
-        tables = self._read(schema, whole=whole)
+        tables = self._read(schema, disk, whole=whole)
         rows = tables[0]
         plan, texts = (schema, {}) if schema else self._understood(tables)
         if schema:
             self._refuse_problems(tables, Problems(), [])
         y, layout = self._laid_out(tables, plan)
+        layout = dataclasses.replace(layout, disk=disk)
         if schema is None:
             x, plan = fit(tables, layout, plan, texts)
             plan = fit_label(rows, layout, plan)
@@ -212,7 +215,7 @@ class Table:
         the label) are moved into a range."""
         for whole in (False, True):
             try:
-                tables = self._read(None, whole=whole)
+                tables = self._read(None, None, whole=whole)
                 plan, texts = self._understood(tables)
                 _, layout = self._laid_out(tables, plan)
                 return tell(tables, layout, plan, texts, least, ranges or {})
@@ -221,7 +224,7 @@ class Table:
                     raise
         raise AssertionError
 
-    def _read(self, schema: Schema | None, *, whole: bool) -> list[Rows]:
+    def _read(self, schema: Schema | None, disk: Disk | None, *, whole: bool) -> list[Rows]:
         """The table, and the table of test rows if there is one."""
         reading = Reading(self.na, self.decimal, self.sheet)
         named = list(schema.sources) if schema else list(self.features)
@@ -238,7 +241,7 @@ class Table:
         def rows_of(path: Path, parts: list[Part], known: Schema | None) -> Rows:
             return read_rows(
                 path, parts, client, label, columns, known, self.owner,
-                drop_missing_labels=self.drop_missing_labels,
+                drop_missing_labels=self.drop_missing_labels, disk=disk,
             )  # fmt: skip
 
         tables = [rows_of(path, parts, schema)]

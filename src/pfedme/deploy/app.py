@@ -140,6 +140,7 @@ def finished(own: Client, asked: Content) -> Content:
         if not own.pins.supervised:  # otherwise `pfedme client` chooses, after the reply
             for line in sentences(choose(own) or {}):
                 say(line)
+            own.encoded.forget()
     return content
 
 

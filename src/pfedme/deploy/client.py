@@ -33,6 +33,7 @@ from pfedme.deploy.agreement import to_words
 from pfedme.deploy.audit_log import AuditLog
 from pfedme.deploy.budget import Budget, Cost, Exhausted
 from pfedme.deploy.declared import Declared, Description
+from pfedme.deploy.encoded import Encoded
 from pfedme.deploy.ending import KEPT, Ending, how_pinned, to_pin, why_not
 from pfedme.deploy.log import one_line, say
 from pfedme.deploy.memory import Memory
@@ -97,17 +98,22 @@ class Client:
         return AuditLog(self.state)
 
     @property
+    def encoded(self) -> Encoded:
+        """The table as numbers, in the state folder."""
+        return Encoded(self.table, self.state)
+
+    @property
     def told(self) -> Told:
         """What the client shares about its table, after a check that it may."""
-        return self._told(self.rows)
+        return self._told()
 
-    def _told(self, rows: int, *, pay: bool = False) -> Told:
+    def _told(self, *, pay: bool = False) -> Told:
         """`told`; with `pay`, means and deviations with noise are computed if they are not there yet."""
         declared = self.declared
-        told = self.table.tell(self.policy.min_count, declared.ranges if declared else {})
+        told, rows = self._read(declared)
         self.policy.check_table(rows, [*told.numbers, *told.categories])
         if declared:
-            description = Description(self.log, self.policy, declared, self.table.pinned().fingerprint)
+            description = Description(self.log, self.policy, declared, self.encoded.fingerprint())
             description.check(rows)
             told = declared.told(told, description.once(told) if pay else description.stored())
         return dataclasses.replace(told, most_classes=self.policy.most_classes(told))
@@ -125,7 +131,11 @@ class Client:
     @property
     def rows(self) -> int:
         """Number of training rows of the client."""
-        return int(self.table.load().n_train[0])
+        return self._read(self.declared)[1]
+
+    def _read(self, declared: Declared | None) -> tuple[Told, int]:
+        """What the table tells, and its number of training rows."""
+        return self.encoded.told(self.policy.min_count, declared.ranges if declared else {})
 
     def approved(self, words: Any) -> Plan | None:
         """The plan that a server offers, if it is within the limits and approved; None until it is
@@ -149,7 +159,7 @@ class Client:
         if declared:
             source = NOISY if declared.ranges else SCHEMA_FILE
         about: Words = {} if source == FROM_ROWS else {"source": source}
-        told = to_words(self._told(rows, pay=True))
+        told = to_words(self._told(pay=True))
         self.log.append("agreement", source=source, min_count=self.policy.min_count)
         return Content({"version": __version__, **told, **about}, {})
 
@@ -162,13 +172,13 @@ class Client:
             return Content({"pending": True}, {})
         bound, rows = Bound(self, agreement), self.rows
         self._refuse_uncovered(bound.plan)
-        self.policy.check_schema(bound.schema, self._told(rows))
+        self.policy.check_schema(bound.schema, self.told)
         self.policy.check_size(bound.numbers)
         self.policy.check_clients(bound.clients)
         self.policy.check_table(rows, (), bound.plan)
         noise = self.calibrated(bound.plan, rows)
         own = to_pin(self.personalize, rows, bound.plan, self.policy) | ({"noise": noise} if noise else {})
-        sha = self.pins.bind(agreement, self.table.pinned().fingerprint, own)
+        sha = self.pins.bind(agreement, self.encoded.fingerprint(), own)
         pinned = self.pins.bound(sha)
         self._check_budget(bound.plan, pinned.get("noise"), pinned["id"])
         return Content({"bound": sha}, {})
@@ -419,8 +429,8 @@ class Task:
 
 def rows_of(client: Client, bound: Bound, fingerprint: str) -> Federation:
     """The client's rows as numbers; raises an error if they are no longer those with this fingerprint."""
-    table = dataclasses.replace(client.table, fingerprint=fingerprint).pinned()
-    return dataclasses.replace(table.load(bound.schema), ids=np.array([bound.id], np.uint32))
+    rows = client.encoded.rows(bound.schema, fingerprint)
+    return dataclasses.replace(rows, ids=np.array([bound.id], np.uint32))
 
 
 def simulation_of(client: Client, bound: Bound, federation: Federation, pinned: Words) -> Simulation:

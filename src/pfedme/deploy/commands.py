@@ -148,6 +148,7 @@ def client(args: argparse.Namespace) -> int:
             say("The run is over.")
         for line in choosing.sentences(_chosen(own, say) or {}):
             say(line)
+        own.encoded.forget()
     print(f"The model is in {args.state / MODEL}. To use it:")
     print(f"  pfedme predict {shlex.quote(str(args.state / MODEL))} --data TABLE -o predictions.csv")
     return 0

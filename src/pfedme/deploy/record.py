@@ -137,6 +137,11 @@ class DeploymentRecord:
         tensors, about = self.folder.read_checkpoint()
         self.before = float(about["spent"])
         with writing(self.folder.path), (self.folder.path / LEDGER).open("ab") as ledger:
+            if ledger.tell() < about["ledger"]:
+                raise InputError(
+                    f"{ledger.name} is shorter than at the last round that was saved; restore it, or start "
+                    "a new run."
+                )
             # Remove lines of a round that was not saved, because the server was killed between the two.
             ledger.truncate(int(about["ledger"]))
         agreement = Agreement.from_json(about["agreement"])

@@ -213,6 +213,7 @@ class Simulation:
     ) -> Evaluation:  # fmt: skip
         """The scores of a shared model and of the models that clients `who` have."""
         f = self.federation
+        f.check_unchanged()
         kinds = {"global": shared, **models._asdict()}
         parts: tuple[Part, ...] = (on, "train") if train else (on,)
         scores: dict[Part, dict[str, Scores]] = {}
@@ -263,6 +264,7 @@ def advance(
     The runs share the federation and the size of the cohort; they differ only in seeds and floats such as λ.
     A run's result depends on the number of runs only through rounding, and not at all on the other runs.
     """
+    simulations[0].federation.check_unchanged()
     steady = (sim.same_steps(state.t) for sim, state in zip(simulations, states, strict=True))
     rounds = min(rounds, MOST_ROUNDS, *steady)
     if rounds == 0:

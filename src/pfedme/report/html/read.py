@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import csv
 import dataclasses
+import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -194,13 +195,16 @@ def read_verdict(path: Path) -> dict[str, Any] | None:
         raise InputError(f"{path} cannot be read ({_why(error)}); regenerate it.") from None
 
 
-def read_table(path: Path, needed: Sequence[str]) -> Columns | None:
-    """The columns of a CSV file; None if it does not exist."""
+def read_table(path: Path, needed: Sequence[str], *, appended: bool = False) -> Columns | None:
+    """The columns of a CSV file; None if it does not exist. If lines are `appended` to the file, a last one
+    that was not written to its end is left out."""
     if not path.exists():
         return None
     try:
-        with path.open(newline="", encoding="utf-8") as file:
-            header, *rows = csv.reader(file, strict=True)
+        content = path.read_bytes()
+        if appended:
+            content = content[: content.rfind(b"\n") + 1]
+        header, *rows = csv.reader(io.StringIO(content.decode(), newline=""), strict=True)
     except (OSError, ValueError, csv.Error) as error:
         raise InputError(f"{path} cannot be read ({_why(error)}); regenerate it.") from None
     for name in needed:
@@ -225,7 +229,7 @@ def read_table(path: Path, needed: Sequence[str]) -> Columns | None:
 
 def read_ledger(path: Path) -> Columns | None:
     """The ledger of a deployed run; None if it does not exist."""
-    found = read_table(path, COLUMNS)
+    found = read_table(path, COLUMNS, appended=True)
     if found is not None:
         whole = all(
             (found[name] >= 1).all() and (found[name] % 1 == 0).all() for name in ("round", "attempt")

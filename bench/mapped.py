@@ -1,0 +1,171 @@
+"""Training from more rows than memory: time per round and memory, beside the same cohort in memory.
+
+    python bench/mapped.py --gb 40            needs as much room in --at, the folder for temporary files
+    python bench/mapped.py --gb 0.2           a check that it runs
+
+Rows have 784 features, as MNIST's. The rows of a client are 4 MB, and a cohort has 100 clients. The file is
+deleted at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from pfedme.algorithms import PFedMe
+from pfedme.core.models import DNN, MLR
+from pfedme.data.disk import Disk
+from pfedme.data.federation import Federation, aligned
+from pfedme.data.mapped import open_federation, write
+from pfedme.engine.simulate import Simulation
+from pfedme.files import atomic_folder
+
+FEATURES, CLASSES, ROWS, COHORT, ROUNDS = 784, 10, 1_280, 100, 100
+BYTES = 4 * FEATURES * ROWS
+"""Size of a client."""
+IN_MEMORY = 1_000
+"""The largest number of clients whose rows are in memory for comparison."""
+
+
+class Memory:
+    """The most memory that this process has had, without and with pages of files, in GiB."""
+
+    def __init__(self) -> None:
+        self.peak = [0.0, 0.0]
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def _watch(self) -> None:
+        while True:
+            status = Path("/proc/self/status").read_text()
+            for k, key in enumerate(("RssAnon:", "VmRSS:")):
+                self.peak[k] = max(self.peak[k], int(status.split(key)[1].split()[0]) / 2**20)
+            time.sleep(0.02)
+
+
+def make(path: Path, clients: int) -> None:
+    """Writes the federation: every client has its own mean and its own rule for labels."""
+    rng = np.random.default_rng(0)
+    noise = rng.standard_normal((64 * ROWS, FEATURES), np.float32)
+    rule = rng.standard_normal((FEATURES, CLASSES), np.float32)
+    with atomic_folder(path) as folder, Disk(folder) as disk:
+        x, y = disk.room((clients * ROWS, FEATURES)), np.empty(clients * ROWS, np.int32)
+        for i in range(clients):
+            at = rng.integers(len(noise) - ROWS)
+            own = noise[at : at + ROWS] + rng.standard_normal(FEATURES, np.float32)
+            y[i * ROWS : (i + 1) * ROWS] = np.argmax(own @ (rule + noise[at : at + CLASSES].T), axis=1)
+            x[i * ROWS : (i + 1) * ROWS] = own
+        n_train = np.full(clients, ROWS * 3 // 4)
+        whole = Federation(
+            x=x, y=y, n_train=n_train, n_test=ROWS - n_train, classes=CLASSES,
+            ids=np.arange(clients, dtype=np.uint32),
+        )  # fmt: skip
+        write(whole, folder, {})
+
+
+def first(federation: Federation, clients: int, *, mapped: bool) -> Federation:
+    """The first clients of a mapped federation, mapped or in memory."""
+    rows = clients * ROWS
+    x = federation.x[:rows]
+    if not mapped:
+        x = aligned(x.shape, x.dtype)
+        np.copyto(x, federation.x[:rows])
+    return Federation(
+        x=x, y=np.array(federation.y[:rows]), n_train=federation.n_train[:clients],
+        n_test=federation.n_test[:clients], classes=CLASSES, ids=federation.ids[:clients],
+        mapped=federation.mapped if mapped else (),
+    )  # fmt: skip
+
+
+def train(path: Path, what: str, model: str) -> dict[str, float | str]:
+    """Trains for 100 rounds and evaluates 1,000 clients."""
+    memory, begin = Memory(), time.perf_counter()
+    federation = open_federation(path)
+    if what != "all, cold":
+        mapped = what != "some, in memory"
+        federation = first(federation, min(IN_MEMORY, federation.clients), mapped=mapped)
+        if mapped:  # into the page cache
+            for at in range(0, len(federation.x), ROWS):
+                federation.x[at : at + ROWS].sum()
+    else:
+        with (path / "x.npy").open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    simulation = Simulation(
+        PFedMe(lam=15.0, eta=0.005, alpha=0.005),
+        (MLR(l2=0.001) if model == "mlr" else DNN()).build(FEATURES, CLASSES),
+        federation,
+        cohort=min(COHORT, federation.clients),
+    )
+    state, _ = simulation.advance(simulation.start(), 1)
+    opened = time.perf_counter() - begin
+    times = []
+    for _ in range(ROUNDS // 10):
+        begin = time.perf_counter()
+        state, finite = simulation.advance(state, 10)
+        jax.block_until_ready(state.server)
+        assert finite
+        times.append((time.perf_counter() - begin) / 10)
+    begin = time.perf_counter()
+    who = simulation.evaluated(min(IN_MEMORY, federation.clients))
+    evaluation, _ = simulation.evaluate(state, who, train=False)
+    return {
+        "what": what, "clients": federation.clients, "gb": federation.x.nbytes / 1e9, "start": opened,
+        "round": float(np.mean(times)), "median": float(np.median(times)),
+        "evaluate": time.perf_counter() - begin, "memory": memory.peak[0], "with pages": memory.peak[1],
+        "accuracy": evaluation.entry()["personal"]["accuracy"],
+    }  # fmt: skip
+
+
+def child(*words: str) -> dict[str, float | str]:
+    """What a process of its own prints."""
+    done = subprocess.run([sys.executable, __file__, *words], stdout=subprocess.PIPE, check=True)
+    return json.loads(done.stdout)
+
+
+def main() -> None:
+    """Makes the file, measures, prints, and deletes it."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--gb", type=float, default=40.0)
+    parser.add_argument("--model", choices=["mlr", "dnn"], default="mlr")
+    parser.add_argument("--at", type=Path, default=Path(tempfile.gettempdir()))
+    parser.add_argument("--only", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    clients = max(COHORT, round(args.gb * 1e9 / BYTES))
+    if args.only == "make":
+        memory, begin = Memory(), time.perf_counter()
+        make(args.at, clients)
+        print(json.dumps({"seconds": time.perf_counter() - begin, "memory": memory.peak[0]}))
+        return
+    if args.only:
+        print(json.dumps(train(args.at, args.only, args.model)))
+        return
+    with tempfile.TemporaryDirectory(dir=args.at) as name:
+        path = Path(name) / "federation"
+        words = ["--at", str(path), "--gb", str(args.gb), "--model", args.model]
+        made = child(*words, "--only", "make")
+        print(f"{clients:,} clients, written in {made['seconds']:.0f} s with {made['memory']:.2f} GiB\n")
+        print("| rows | GB | start | a round, mean | median | evaluation | memory | and pages of files |")
+        print("|---|---|---|---|---|---|---|---|")
+        for what in ("some, in memory", "some, mapped", "all, cold"):
+            m = child(*words, "--only", what)
+            print(
+                f"| {what} | {m['gb']:.1f} | {m['start']:.1f} s | {1e3 * float(m['round']):.0f} ms | "
+                f"{1e3 * float(m['median']):.0f} ms | {m['evaluate']:.1f} s | {m['memory']:.2f} GiB | "
+                f"{m['with pages']:.2f} GiB |",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()
