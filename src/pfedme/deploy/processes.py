@@ -118,8 +118,6 @@ def environment(home: Path) -> dict[str, str]:
         "PYTHONSAFEPATH": "1",  # no module is imported from the folder in which a command is started
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
-        # How often Flower's programs look for work; the default of one second is most of a short round.
-        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": os.environ.get("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", "0.1"),
         "PYTHONUNBUFFERED": "1",
     }
 
