@@ -22,7 +22,7 @@ from live import LABEL, LIAR, NAMES, TRICKSTER, Live, federation, soon, table
 
 from pfedme.algorithms import Algorithm, FedAvg, PerFedAvg, PFedMe
 from pfedme.deploy import BUNDLE
-from pfedme.deploy.node import FOREIGN
+from pfedme.deploy.events import FOREIGN
 from pfedme.deploy.processes import SupervisedProcess, await_health, environment
 
 pytestmark = pytest.mark.slow

@@ -38,6 +38,7 @@ from pfedme.deploy.events import Event, emit
 from pfedme.deploy.exchanges import Exchanges
 from pfedme.deploy.intake import WHICH, Intake, tell_if_replaced
 from pfedme.deploy.log import say
+from pfedme.deploy.processes import CLIENT, MOST_BYTES
 
 HOLDS_FOR = "1.41"
 """The versions of Flower whose private parts are as expected here: 1.41.0, 1.41.1, ..."""
@@ -45,10 +46,6 @@ SEEN_S = 1.0
 """Seconds in which the server notices that a client has gone, before it is admitted again."""
 WRONG_SERVER = {"CERTIFICATE_VERIFY_FAILED", "WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"}
 """OpenSSL's errors if it is not the right server, or does not speak TLS; other failures are temporary."""
-CLIENT = "client.json"
-"""The file beside CONFIG from which a worker makes the client."""
-MOST_BYTES = "PFEDME_MOST_BYTES"
-"""The environment variable that limits the bytes a client accepts in a server's message."""
 
 
 def put(module: ModuleType, **ours: Any) -> None:
@@ -174,11 +171,6 @@ def lasting(error: BaseException) -> Literal["wrong server", "refused"] | None:
             return "wrong server"
         cause = cause.__cause__ or cause.__context__
     return None
-
-
-def command(which: str, path: Path) -> list[str]:
-    """The command that starts one of these programs; Flower's options come after it."""
-    return [sys.executable, "-m", "pfedme.deploy.flower", which, str(path)]
 
 
 def program() -> bytes:

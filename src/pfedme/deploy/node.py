@@ -18,7 +18,7 @@ from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_f
 from flwr.supercore.run import RunNotRunningException
 
 from pfedme.deploy.envelope import TYPES, packed, unpacked
-from pfedme.deploy.events import Event, emit
+from pfedme.deploy.events import FOREIGN, Event, emit
 from pfedme.deploy.intake import Intake, TooMuch
 from pfedme.deploy.log import say
 from pfedme.deploy.messages import Content
@@ -27,7 +27,6 @@ from pfedme.deploy.worker import Failed, Worker
 KINDS = {flower: kind for kind, flower in TYPES.items()} | {"query.hello": "hello"}
 PULL_S = 1.0
 """Seconds after which a client asks again whether there is work; Flower would wait for three."""
-FOREIGN = "The server sent a program that is not part of the pfedme on this machine"
 
 
 def attend(connection: tuple[Any, ...], intake: Intake, worker: Worker, program: bytes) -> NoReturn:

@@ -16,14 +16,12 @@ from pfedme.data.table import OPTIONS, Table, joined
 from pfedme.deploy.client import DONE, REFUSED
 from pfedme.deploy.console import plan_lines
 from pfedme.deploy.ending import choice_text
-from pfedme.deploy.flower import CLIENT, MOST_BYTES, command
-from pfedme.deploy.intake import TURNED_OUT
+from pfedme.deploy.events import FOREIGN, TURNED_OUT
 from pfedme.deploy.keys import ClientKeys
 from pfedme.deploy.log import MARK
-from pfedme.deploy.node import FOREIGN
 from pfedme.deploy.pins import Pins
 from pfedme.deploy.policy import Policy
-from pfedme.deploy.processes import SupervisedProcess, private_home
+from pfedme.deploy.processes import CLIENT, MOST_BYTES, SupervisedProcess, flower, private_home
 from pfedme.engine.choices import Personalize
 from pfedme.errors import InputError, RunError
 from pfedme.files import alone, writing
@@ -103,7 +101,7 @@ def supervise(client: Joining, say: Callable[[str], None]) -> None:
         connection = dict(zip(("server", "ca", "key"), (client.server, *trust), strict=True))
         (home / "node.json").write_text(json.dumps(connection))
         while True:
-            words = command("supernode", home / "node.json")
+            words = flower("supernode", home / "node.json")
             with SupervisedProcess(words, client.state / CLIENT_LOG, home) as node:
                 over, connected, seen = _watch(client, node, seen, asked, say)
             if over:

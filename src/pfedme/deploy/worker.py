@@ -21,8 +21,9 @@ from pathlib import Path
 from pfedme.deploy.messages import Content
 from pfedme.errors import InputError, RunError
 
-GRACE_S = 10.0
-"""Seconds after the limit of the client's owner at which a worker that has not ended itself is ended."""
+GRACE_S = 60.0
+"""Seconds after the limit of the client's owner at which a worker that has not ended itself is ended: it may
+have to start first."""
 REST_S = 60.0
 """Seconds without work after which a worker is ended, so that an idle client needs little memory."""
 
@@ -46,6 +47,7 @@ class Worker:
         """Starts the process, unless it runs already."""
         if self.process is not None and self.process.poll() is None:
             return
+        self.stop()
         own, its = socket.socketpair()
         with its:
             words = [sys.executable, "-m", __name__, str(self.config), str(its.fileno())]
@@ -58,16 +60,15 @@ class Worker:
         self.start()
         try:
             self.line.send((kind, run, asked))
-            if not self.line.poll(self.limit):
-                raise Failed("it took too long")
-            return self.line.recv()
+            if self.line.poll(self.limit):
+                return self.line.recv()
+            why = "it took too long"
         except (OSError, EOFError):
-            raise Failed("it ended") from None
-        except Failed:
-            self.stop()
-            raise
+            why = "it ended"
         finally:
             self.busy = time.monotonic()
+        self.stop()
+        raise Failed(why)
 
     def rest(self) -> None:
         """Ends the process if it has had no work for a while."""
