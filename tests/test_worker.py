@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from live import LABEL
 from live import table as live_table
@@ -81,7 +82,7 @@ def test_a_worker_that_hangs_is_ended_and_another_takes_its_place(worker: Worker
     os.kill(stopped, signal.SIGSTOP)  # unlike a long computation, not even its own timer runs
     worker.limit = 0.5
     with pytest.raises(Failed, match="too long"):
-        worker.ask("hello", "1", HELLO)
+        worker.ask("hello", "1", Content({}, {"w": np.zeros(10**6)}))  # more than a socket holds
     assert state(stopped) == "Z"
     worker.limit = limit
     assert worker.ask("hello", "1", HELLO).words == NAME

@@ -14,6 +14,7 @@ import json
 import socket
 import subprocess
 import sys
+import threading
 import time
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -58,17 +59,25 @@ class Worker:
     def ask(self, kind: str, run: str, asked: Content | None) -> Content:
         """The client's reply to a message of a run; `asked` is None if the message cannot be read."""
         self.start()
+        assert self.process is not None
+        process, why = self.process, "it ended"
+
+        def end() -> None:
+            nonlocal why
+            why = "it took too long"
+            process.kill()
+
+        clock = threading.Timer(self.limit, end)
+        clock.start()
         try:
             self.line.send((kind, run, asked))
-            if self.line.poll(self.limit):
-                return self.line.recv()
-            why = "it took too long"
+            return self.line.recv()
         except (OSError, EOFError):
-            why = "it ended"
+            self.stop()
+            raise Failed(why) from None
         finally:
+            clock.cancel()
             self.busy = time.monotonic()
-        self.stop()
-        raise Failed(why)
 
     def rest(self) -> None:
         """Ends the process if it has had no work for a while."""
