@@ -84,7 +84,7 @@ class Hook:
         return spec
 
 
-if b"forkserver" in pathlib.Path("/proc/self/cmdline").read_bytes():
+if b"pfedme.deploy.worker" in pathlib.Path("/proc/self/cmdline").read_bytes():
     sys.meta_path.insert(0, Hook())
 '''
 
@@ -329,9 +329,9 @@ class Live:
         return len(pids)
 
     def kill_part(self, who: str, word: str) -> None:
-        """kill -9 of the one process of a program that has a word in its command."""
+        """kill -9 of the one process of a program that has a word in its command, and is no keeper."""
         words = {pid: Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") for pid in self.processes(who)}
-        [pid] = [pid for pid, own in words.items() if word.encode() in own]
+        [pid] = [pid for pid, own in words.items() if word.encode() in own and b"-S" not in own]
         os.kill(pid, signal.SIGKILL)
 
     def stop(self, who: str) -> None:
@@ -386,7 +386,7 @@ class Live:
         from flwr.proto.message_pb2 import PushObjectRequest
         from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
-        from pfedme.deploy.app import unpacked
+        from pfedme.deploy.envelope import unpacked
 
         def objects(who: str) -> dict[str, bytes]:
             bodies = [body for url, body in self.requests(who) if url.endswith("/push-object")]

@@ -56,6 +56,7 @@ from live import Live, federation, soon
 from pfedme.algorithms import PFedMe
 from pfedme.deploy import connections, door, intake
 from pfedme.deploy.door import AT_ONCE
+from pfedme.deploy.events import TURNED_OUT
 from pfedme.deploy.intake import Intake, TooMuch
 from pfedme.deploy.log import MIB
 
@@ -453,7 +454,7 @@ def test_a_client_is_told_that_another_has_come_with_its_key(tmp_path: Path):
         live.client("east")
         soon(lambda: "Connected to" in live.said("east"), 60, "a connection")
         Caller(live, live.own("east")).activate("another")
-        soon(lambda: intake.TURNED_OUT in live.said("east"), 30, "a word")
+        soon(lambda: TURNED_OUT in live.said("east"), 30, "a word")
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ from live import LABEL, LIAR, NAMES, TRICKSTER, Live, federation, soon, table
 
 from pfedme.algorithms import Algorithm, FedAvg, PerFedAvg, PFedMe
 from pfedme.deploy import BUNDLE
-from pfedme.deploy.flower import FOREIGN
+from pfedme.deploy.events import FOREIGN
 from pfedme.deploy.processes import SupervisedProcess, await_health, environment
 
 pytestmark = pytest.mark.slow
@@ -73,7 +73,8 @@ def test_a_client_that_is_killed_comes_back(tmp_path: Path):
         assert live.kill("north") >= 3
         soon(lambda: not live.processes("north"), 20, "end of north")
         live.client("north")
-        live.kill_part("west", "superexec")
+        live.kill_part("west", "supernode")
+        live.kill_part("east", "pfedme.deploy.worker")
         live.finished()
     assert "The connection to the server has ended; connecting again." in live.said("west")
     differences = live.against_simulation(PFEDME, ROUNDS)

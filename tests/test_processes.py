@@ -469,7 +469,7 @@ def test_a_client_gives_up_on_a_server_that_never_answers(tmp_path: Path, capsys
 
 
 def test_a_message_that_takes_too_long_ends_its_program():
-    code = "import time; from pfedme.deploy.app import ending_after\nwith ending_after(0.1): time.sleep(60)"
+    code = "import time; from pfedme.deploy.work import ending_after\nwith ending_after(0.1): time.sleep(60)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert (

@@ -10,14 +10,14 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pfedme import __version__
 from pfedme.algorithms import Algorithm
 from pfedme.core.models import parse_model
 from pfedme.core.spec import build, field_types, to_json
 from pfedme.data.table import OPTIONS, Table
-from pfedme.deploy import choosing, ending, keys, serve, supervise_client
+from pfedme.deploy import choosing, ending, keys, supervise_client
 from pfedme.deploy.audit_log import AuditLog
 from pfedme.deploy.client import MODEL, Client
 from pfedme.deploy.config import config_of
@@ -30,6 +30,9 @@ from pfedme.deploy.processes import joined, parse_address
 from pfedme.engine.devices import keep_compiled_programs
 from pfedme.errors import InputError, RunError
 from pfedme.privacy.units import Clients, Privacy
+
+if TYPE_CHECKING:
+    from pfedme.deploy.serve import Setup
 
 KEYS = Path("keys")
 ANEW = ("resume", "listen", "keys", "insecure", "insecure_network", "json", "debug")
@@ -55,8 +58,10 @@ def refuse_changes(args: argparse.Namespace, defaults: argparse.Namespace) -> No
             raise InputError(f"{option} cannot change in a resumed run; leave it out, or start a new run.")
 
 
-def setup_of(args: argparse.Namespace, config: dict[str, Any], before: serve.Setup | None) -> serve.Setup:
+def setup_of(args: argparse.Namespace, config: dict[str, Any], before: Setup | None) -> Setup:
     """The settings that the server is started with; those that are not given stay as they were."""
+    from pfedme.deploy.serve import Setup
+
     insecure = args.insecure or (before is not None and before.keys is None and args.keys is None)
     if args.insecure and args.keys:
         raise InputError("--insecure means without keys; leave out one of --insecure and --keys.")
@@ -73,11 +78,13 @@ def setup_of(args: argparse.Namespace, config: dict[str, Any], before: serve.Set
         )
     if insecure:
         _refuse_open(host, args, "--listen")
-    return serve.Setup(config, host, port, folder)
+    return Setup(config, host, port, folder)
 
 
 def server(args: argparse.Namespace, plan: Plan | None, words: Sequence[str]) -> tuple[dict[str, Any], Path]:
     """`pfedme server`: the record of the finished run, and its folder; `plan` is None to resume a run."""
+    from pfedme.deploy import serve  # a client does without, and without most of Flower
+
     if plan is None:
         out = args.resume
         before = serve.Setup.read(out)

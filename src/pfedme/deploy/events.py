@@ -15,6 +15,10 @@ from typing import Literal
 VARIABLE = "PFEDME_EVENTS"
 """The environment variable that gives Flower's processes the path of the file."""
 
+TURNED_OUT = "Another client has connected with the same key, and this one was turned out"
+FOREIGN = "The server sent a program that is not part of the pfedme on this machine"
+"""What two of the events mean."""
+
 Name = Literal[
     "connected", "unreachable", "reachable", "wrong server", "refused", "replaced", "foreign program",
     "working", "idle", "round done",

@@ -1,34 +1,31 @@
 """Flower's SuperLink and SuperNode as our commands start them: closed where Flower is open.
 
-    python -m pfedme.deploy.flower superlink|supernode|superexec GATE FLOWER'S OPTIONS...
+    python -m pfedme.deploy.flower superlink GATE FLOWER'S OPTIONS...
+    python -m pfedme.deploy.flower supernode CONFIG
 
 All changes to Flower's private parts are made here. They are valid for the versions of Flower in `HOLDS_FOR`;
 with any other version, a program exits rather than run without them.
 
 The SuperLink lets other machines do only what a client must do (Flower would let them submit programs),
-admits clients once the file GATE exists, and logs which it turned away. The SuperNode only runs the program
-that is part of the installed pfedme, whatever the server sends.
+admits clients once the file GATE exists, and logs which it turned away.
 
-Flower starts a program for each message, which takes seconds. The SuperNode's SuperExec forks it from a
-process that has already imported everything but used none of it: JAX and Polars start their pools later.
+Of the SuperNode, only the connection to the server is Flower's, which would start a program for each message,
+and look for work ten times a second at a port of this machine. Here, messages go to a `Worker`, which only
+runs what is part of the installed pfedme.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import hashlib
 import importlib
-import multiprocessing
+import json
 import os
+import signal
 import ssl
-import subprocess
 import sys
-import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from multiprocessing import forkserver
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, Literal
@@ -39,20 +36,16 @@ from pfedme.deploy import BUNDLE, connections
 from pfedme.deploy.door import Guard, Orders
 from pfedme.deploy.events import Event, emit
 from pfedme.deploy.exchanges import Exchanges
-from pfedme.deploy.intake import WHICH, Intake, TooMuch, tell_if_replaced
+from pfedme.deploy.intake import WHICH, Intake, tell_if_replaced
 from pfedme.deploy.log import say
+from pfedme.deploy.processes import CLIENT, MOST_BYTES
 
 HOLDS_FOR = "1.41"
 """The versions of Flower whose private parts are as expected here: 1.41.0, 1.41.1, ..."""
-FOREIGN = "The server sent a program that is not part of the pfedme on this machine"
 SEEN_S = 1.0
 """Seconds in which the server notices that a client has gone, before it is admitted again."""
 WRONG_SERVER = {"CERTIFICATE_VERIFY_FAILED", "WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"}
 """OpenSSL's errors if it is not the right server, or does not speak TLS; other failures are temporary."""
-PULL_S = 1.0
-"""Seconds after which a client asks again whether there is work; Flower would wait for three."""
-MOST_BYTES = "PFEDME_MOST_BYTES"
-"""The environment variable that limits the bytes a client accepts in a server's message."""
 
 
 def put(module: ModuleType, **ours: Any) -> None:
@@ -102,22 +95,18 @@ def replacing(activate: Callable[..., Any], seen: Callable[[int], object] = id) 
     return activated
 
 
-def supernode(gate: Path) -> None:
-    """Flower's SuperNode, which runs our app only."""
+def supernode(config: Path) -> None:
+    """A client's connection to its server, in place of Flower's SuperNode: Flower's own connection, without a
+    port on this machine and without programs that the server sends."""
+    from cryptography.hazmat.primitives.serialization import load_ssh_private_key
     from flwr.supernode import fleet_http_connection as link
-    from flwr.supernode import start_client_internal as node
-    from flwr.supernode.cli import flower_supernode
     from flwr.supernode.fleet_http_client import FleetHttpClient
 
-    own, connect = program(), link.http_request_response
-    intake = Intake(int(os.environ.get(MOST_BYTES) or 2**30))
-    this, busy = uuid.uuid4().hex, False
+    from pfedme.deploy.node import attend
+    from pfedme.deploy.worker import Worker
 
-    def work(begins: bool) -> None:
-        nonlocal busy
-        if begins != busy:
-            busy = begins
-            emit(Event("working" if begins else "idle"))
+    own = json.loads(config.read_text())
+    intake, this = Intake(int(os.environ.get(MOST_BYTES) or 2**30)), uuid.uuid4().hex
 
     class Client(FleetHttpClient):
         """Flower's client, with a limit on what it accepts."""
@@ -128,57 +117,22 @@ def supernode(gate: Path) -> None:
             self._client.headers.update({"accept-encoding": "identity", WHICH: this})
             self._client.event_hooks = {"response": [intake.meter, tell_if_replaced]}
 
-    @contextlib.contextmanager
-    def connected(*args: Any) -> Iterator[tuple[Any, ...]]:
-        with connect(*args) as connection:
-            id, receive, send, get_run, get_fab, *rest = connection
-            emit(Event("connected"))
-
-            def receive_some() -> Any:
-                got = receive()
-                if got is None or not intake.begin(got[1]):
-                    return None
-                work(True)
-                return got
-
-            def get_own_fab(fab_hash: str, run_id: int) -> Any:
-                fab = get_fab(fab_hash, run_id)
-                if hashlib.sha256(fab.content).digest() != hashlib.sha256(own).digest():
-                    say(FOREIGN)
-                    emit(Event("foreign program"))
-                    raise SystemExit(1)
-                return fab
-
-            yield id, receive_some, send, get_run, get_own_fab, *rest
-
-    pull, push = (node.__dict__[name] for name in ("_pull_and_store_message", "_push_messages"))
-
-    def pulled(**given: Any) -> int:
-        while True:
-            with contextlib.suppress(TooMuch):
-                if (run := pull(**given)) is not None:
-                    return run
-            work(False)
-            time.sleep(PULL_S)
-
-    def pushed(**given: Any) -> None:
-        push(**given)
-        work(False)
-
-    def start(words: list[str]) -> object:
-        child = subprocess.Popen([*command("superexec", gate), *words[1:]])
-        # Without it, a SuperNode would accept messages and never answer.
-        threading.Thread(target=lambda: (child.wait(), os._exit(1)), daemon=True).start()
-        return child
-
     retrying = functools.partial(telling, link.__dict__["make_simple_http_retry_invoker"])
     put(link, FleetHttpClient=Client, make_simple_http_retry_invoker=retrying)
-    put(
-        node, http_request_response=connected, _pull_and_store_message=pulled, _push_messages=pushed,
-        subprocess=SimpleNamespace(Popen=start),
-    )  # fmt: skip
-    flower_supernode()
-    os._exit(1)  # the connection has ended, but one of Flower's threads would keep running
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: sys.exit(0))
+    worker, pair = Worker(config.with_name(CLIENT)), None
+    if own["key"]:
+        key: Any = load_ssh_private_key(Path(own["key"]).read_bytes(), None)
+        pair = key, key.public_key()
+    try:
+        worker.start()
+        with link.http_request_response(own["server"], own["ca"] is None, own["ca"], pair) as connection:
+            emit(Event("connected"))
+            attend(connection[1:], intake, worker, program())
+    finally:
+        worker.stop()
+        os._exit(1)  # one of Flower's threads would keep running
 
 
 def telling(make: Callable[[], Any]) -> Any:
@@ -219,42 +173,6 @@ def lasting(error: BaseException) -> Literal["wrong server", "refused"] | None:
     return None
 
 
-def superexec(_: Path) -> None:
-    """Flower's SuperExec, which forks the client's program from a process that is ready for it."""
-    from flwr.supercore.cli import flower_superexec
-    from flwr.supercore.superexec.executor import subprocess_executor
-
-    ready = multiprocessing.get_context("forkserver")
-    ready.set_forkserver_preload(["flwr.supernode.cli", "pfedme.deploy.app"])
-    try:
-        forkserver.ensure_running()
-    except OSError:  # for example, the temporary folder's path is too long for a socket; this is only slower
-        flower_superexec()
-        return
-
-    def start(words: list[str]) -> object:
-        multiprocessing.active_children()  # reaps those that have ended
-        child = ready.Process(target=client_app, args=(words,), daemon=True)
-        child.start()
-        return child
-
-    put(subprocess_executor, subprocess=SimpleNamespace(Popen=start))
-    flower_superexec()
-
-
-def client_app(words: list[str]) -> None:
-    """Flower's program for one message, in a separate process."""
-    from flwr.supernode.cli import flwr_clientapp
-
-    sys.argv = words
-    flwr_clientapp()
-
-
-def command(which: str, gate: Path) -> list[str]:
-    """The command that starts one of these programs; Flower's options come after it."""
-    return [sys.executable, "-m", "pfedme.deploy.flower", which, str(gate)]
-
-
 def program() -> bytes:
     """The Flower app as it is sent."""
     from flwr.cli.build import build_fab_from_disk
@@ -263,7 +181,7 @@ def program() -> bytes:
 
 
 if __name__ == "__main__":
-    programs = {"superlink": superlink, "supernode": supernode, "superexec": superexec}
-    which, gate = programs[sys.argv[1]], Path(sys.argv[2])
+    programs = {"superlink": superlink, "supernode": supernode}
+    which, path = programs[sys.argv[1]], Path(sys.argv[2])
     sys.argv = [f"flower-{sys.argv[1]}", *sys.argv[3:]]
-    which(gate)
+    which(path)

@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from pfedme.deploy.events import Event, emit
+from pfedme.deploy.events import TURNED_OUT, Event, emit
 from pfedme.deploy.log import MIB, amount, say
 from pfedme.deploy.trees import is_plain, most_objects, walk
 
@@ -16,7 +16,6 @@ WHICH = "pfedme-client"
 """The header that tells processes with the same key apart."""
 REPLACED = 409
 """The status of a response to a process whose key another process has since connected with."""
-TURNED_OUT = "Another client has connected with the same key, and this one was turned out"
 OTHER_RESPONSES = 16 * MIB
 """The most bytes of a response that carries no model."""
 

@@ -24,10 +24,19 @@ from pfedme.files import cache_folder, writing
 KEEPER = Path(__file__).with_name("keeper.py")
 PREFIX = "pfedme-"
 """The prefix of the names of home folders."""
+CLIENT = "client.json"
+"""The file beside a SuperNode's from which its worker makes the client."""
+MOST_BYTES = "PFEDME_MOST_BYTES"
+"""The environment variable that limits the bytes a client accepts in a server's message."""
 START_S = 180.0
 """Seconds that a SuperLink may take to start."""
 STOP_S = 15.0
 """Seconds after which a keeper that does not end is ended by force."""
+
+
+def flower(which: str, path: Path) -> list[str]:
+    """The command that starts one of the programs in `pfedme.deploy.flower`."""
+    return [sys.executable, "-m", "pfedme.deploy.flower", which, str(path)]
 
 
 class SupervisedProcess:
@@ -118,8 +127,6 @@ def environment(home: Path) -> dict[str, str]:
         "PYTHONSAFEPATH": "1",  # no module is imported from the folder in which a command is started
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
-        # How often Flower's programs look for work; the default of one second is most of a short round.
-        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": os.environ.get("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", "0.1"),
         "PYTHONUNBUFFERED": "1",
     }
 

@@ -13,12 +13,12 @@ from typing import Any
 
 from pfedme.deploy.config import ROUNDS, refuse_undeclared
 from pfedme.deploy.control import ControlClient, Status
-from pfedme.deploy.flower import command
 from pfedme.deploy.keys import server_keys
 from pfedme.deploy.log import MARK
 from pfedme.deploy.processes import (
     SupervisedProcess,
     await_health,
+    flower,
     joined,
     lines_since,
     off_proxies,
@@ -146,7 +146,7 @@ def _serve(setup: Setup, out: Path, home: Path, screen: Rounds, *, resume: bool)
     own = {"out": str(out.absolute()), "limit": str(home / "limit"), "resume": resume}
     config = {**setup.config, **own}
     ca = keys.ca if keys else None
-    with SupervisedProcess([*command("superlink", gate), *options], out / FLOWER_LOG, home) as process:
+    with SupervisedProcess([*flower("superlink", gate), *options], out / FLOWER_LOG, home) as process:
         await_health(process, setup.host, setup.port, ca)
         with ControlClient(joined(own_address(setup.host), setup.port), ca) as control:
             if keys:

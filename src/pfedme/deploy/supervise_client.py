@@ -12,19 +12,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import tomli_w
-
 from pfedme.data.table import OPTIONS, Table, joined
 from pfedme.deploy.client import DONE, REFUSED
 from pfedme.deploy.console import plan_lines
 from pfedme.deploy.ending import choice_text
-from pfedme.deploy.flower import FOREIGN, MOST_BYTES, command
-from pfedme.deploy.intake import TURNED_OUT
+from pfedme.deploy.events import FOREIGN, TURNED_OUT
 from pfedme.deploy.keys import ClientKeys
 from pfedme.deploy.log import MARK
 from pfedme.deploy.pins import Pins
 from pfedme.deploy.policy import Policy
-from pfedme.deploy.processes import SupervisedProcess, free_port, private_home
+from pfedme.deploy.processes import CLIENT, MOST_BYTES, SupervisedProcess, flower, private_home
 from pfedme.engine.choices import Personalize
 from pfedme.errors import InputError, RunError
 from pfedme.files import alone, writing
@@ -55,7 +52,7 @@ class Joining:
     """Seconds to wait for a server that does not answer."""
 
     def node_config(self) -> dict[str, Any]:
-        """The configuration of the SuperNode, from which the Flower app makes the client."""
+        """What a worker makes the client from: the configuration that Flower's own SuperNode would have."""
         table = self.table
         given = {
             name.replace("_", "-"): joined(value) if isinstance(value, tuple) else value
@@ -99,16 +96,12 @@ def supervise(client: Joining, say: Callable[[str], None]) -> None:
     pause, seen, asked = FIRST_PAUSE_S, time.monotonic(), Approval(client)
     os.environ[MOST_BYTES] = str(int(1e6 * client.policy.max_megabytes))
     with private_home() as home:
-        (home / "node.toml").write_text(tomli_w.dumps(client.node_config()))
+        (home / CLIENT).write_text(json.dumps(client.node_config()))
+        trust = (str(client.keys.ca), str(client.keys.key)) if client.keys else (None, None)
+        connection = dict(zip(("server", "ca", "key"), (client.server, *trust), strict=True))
+        (home / "node.json").write_text(json.dumps(connection))
         while True:
-            options = ["--superlink", client.server, "--port", str(free_port()), "--host", "127.0.0.1"]
-            options += ["--node-config", str(home / "node.toml")]
-            if client.keys:
-                options += ["--root-certificates", str(client.keys.ca)]
-                options += ["--auth-supernode-private-key", str(client.keys.key)]
-            else:
-                options += ["--insecure"]
-            words = [*command("supernode", home / "gate"), *options]
+            words = flower("supernode", home / "node.json")
             with SupervisedProcess(words, client.state / CLIENT_LOG, home) as node:
                 over, connected, seen = _watch(client, node, seen, asked, say)
             if over:

@@ -16,7 +16,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy.stats import poisson
 
 from pfedme.algorithms import ALGORITHMS, Algorithm, Alone, PFedMe
 from pfedme.core.model import Model
@@ -183,6 +182,8 @@ def room(B: int, n: int, batches: int, epsilon: float, delta: float) -> int:
     """The number of picks for which there is room: batches · (1 + e^ε) · P(N > M) is at most a share of δ."""
     if B in (0, n):
         return n
+    from scipy.stats import poisson  # takes a second, and as much memory as JAX
+
     allowed = math.log(CUT * delta / max(1, batches)) - np.logaddexp(0, epsilon)
     mean = picks(B, n)
     most = max(B, math.ceil(mean))
