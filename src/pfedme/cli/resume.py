@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from pfedme.cli.hosts import Place, add_hosts, place, together
 from pfedme.cli.options import add_debug, add_json, new_parser, parsed
 from pfedme.errors import InputError
 
@@ -18,6 +19,7 @@ def parser() -> argparse.ArgumentParser:
     about = "Resumes an interrupted run or comparison. The result is bit for bit the same."
     made = new_parser("resume", about, EXAMPLES)
     made.add_argument("folder", metavar="DIR", type=Path, help="the folder that was given to --out")
+    add_hosts(made)
     add_json(made)
     add_debug(made)
     return made
@@ -26,13 +28,16 @@ def parser() -> argparse.ArgumentParser:
 def carry_out(argv: list[str]) -> int:
     """Resumes the run or comparison in the folder and prints the result."""
     args = parsed(parser(), argv)
-    if not args.folder.is_dir():
+    where = place(args)
+    if not args.folder.is_dir() and not (where and where.host):
         raise InputError(f"There is no folder {args.folder}.")
 
     from pfedme.engine.devices import keep_compiled_programs
     from pfedme.runs.plan import PLAN
 
     keep_compiled_programs()
+    if where:
+        return _on_several_hosts(args.folder, where, as_json=args.json)
     resumed = _comparison if (args.folder / PLAN).exists() else _run
     return resumed(args.folder, as_json=args.json)
 
@@ -67,3 +72,14 @@ def _run(path: Path, *, as_json: bool) -> int:
     with Bar(total=record["config"].get("rounds", 1) or None) as bar:
         result = resume(path, watch=lambda p: bar(path.name, 0, p))
     return show_run(result.record, result.federation, path, as_json=as_json)
+
+
+def _on_several_hosts(path: Path, where: Place, *, as_json: bool) -> int:
+    """Resumes a run; only the first host needs its folder."""
+    from pfedme.cli.results import show_run
+    from pfedme.cli.screen.bars import Bar
+    from pfedme.training.execute import resume
+
+    with together(where, path) as first, Bar(total=None, shown=first) as bar:
+        result = resume(path, watch=lambda p: bar(path.name, 0, p))
+    return show_run(result.record, result.federation, path, as_json=as_json) if first else 0

@@ -6,9 +6,11 @@ import argparse
 import dataclasses
 
 from pfedme.arguments import how
+from pfedme.cli.hosts import add_hosts, place, together
 from pfedme.cli.options import PERSONALIZE, new_parser, parsed
 from pfedme.cli.training import add_hyperparameters, add_recorded_training, algorithm_names, new_folder, runs
 from pfedme.core.spec import check
+from pfedme.errors import InputError
 from pfedme.runs.run import Run, parse_held_out
 
 EXAMPLES = """\
@@ -31,6 +33,7 @@ def parser() -> argparse.ArgumentParser:
         help="clients to hold out of training, to see how newcomers fare: a share such as 0.2, or names "
         "separated by commas",
     )  # fmt: skip
+    add_hosts(made)
     add_hyperparameters(made)
     return made
 
@@ -38,7 +41,12 @@ def parser() -> argparse.ArgumentParser:
 def carry_out(argv: list[str]) -> int:
     """Trains and prints the result."""
     args = parsed(parser(), argv)
-    run = _described(args)
+    run, where = _described(args), place(args)
+    if where and (run.personalize or run.holdout_clients is not None):
+        raise InputError(
+            "Clients choose their models on one host; leave out --personalize and --holdout-clients, and use "
+            "'pfedme personalize' when the run has finished."
+        )
     out = args.out or new_folder(run.algorithm.name)
 
     from pfedme.cli.results import show_run
@@ -48,11 +56,14 @@ def carry_out(argv: list[str]) -> int:
     from pfedme.training.track import parse_trackers
 
     keep_compiled_programs()
-    track = parse_trackers(args.track)
-    with Bar(total=run.rounds or None) as bar:
-        result = execute(
-            run, out, force=args.force, watch=lambda p: bar(run.algorithm.name, 0, p), track=track
-        )
+    with together(where, args.out or "DIR") as first:
+        track = parse_trackers(args.track) if first else ()
+        with Bar(total=run.rounds or None, shown=first) as bar:
+            result = execute(
+                run, out, force=args.force, watch=lambda p: bar(run.algorithm.name, 0, p), track=track
+            )
+    if not first:
+        return 0
     return show_run(result.record, result.federation, out, as_json=args.json)
 
 

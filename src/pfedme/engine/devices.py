@@ -1,4 +1,9 @@
-"""All cores, or all accelerators: one XLA device each, and work spread over them along its leading axis."""
+"""All cores, or all accelerators, of one or several hosts: one XLA device each, and work spread over them
+along its leading axis.
+
+Several hosts, which `pfedme.cli.hosts` connects, run the same program in step. What decides about its course
+must be the same on all of them: a clock, a file or a signal counts through `agreed` and `from_first`.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +16,10 @@ from typing import Any, TypeVar
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from pfedme.errors import InputError
 from pfedme.files import cache_folder
 
 T = TypeVar("T")
@@ -74,4 +81,80 @@ def replicate(a: Any) -> Any:
     A compiled program depends on the placement of its arguments, so anything that is kept between calls
     should always be placed here.
     """
-    return jax.device_put(a, NamedSharding(mesh(), PartitionSpec()))
+    everywhere = NamedSharding(mesh(), PartitionSpec())
+
+    def placed(leaf: Any) -> Any:
+        if isinstance(leaf, jax.core.Tracer) or (
+            isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
+        ):
+            return jax.device_put(leaf, everywhere)
+        # All hosts have the same values, and device_put would send them around to see that they do.
+        return jax.make_array_from_callback(np.shape(leaf), everywhere, np.asarray(leaf).__getitem__)
+
+    return jax.device_put(a, everywhere) if hosts() == 1 else jax.tree.map(placed, a)
+
+
+def hosts() -> int:
+    """Number of hosts that carry out this program together."""
+    return jax.process_count()
+
+
+def check_even() -> None:
+    """Raises an error unless all hosts have the same number of devices."""
+    counts = np.bincount([device.process_index for device in jax.devices()])
+    if counts.min() < counts.max():
+        raise InputError(
+            f"All hosts must have the same number of devices, but they have {', '.join(map(str, counts))}; "
+            f"set JAX_NUM_CPU_DEVICES={counts.min()} on each of them."
+        )
+
+
+def is_first() -> bool:
+    """Whether this host is the first, the only one that writes files and prints."""
+    return jax.process_index() == 0
+
+
+def read(a: Any) -> np.ndarray:
+    """The values of an array, wherever its parts lie. All hosts must ask for them."""
+    if isinstance(a, jax.Array) and not (a.is_fully_addressable or a.is_fully_replicated):
+        return np.asarray(multihost_utils.process_allgather(a, tiled=True))
+    return np.asarray(a)
+
+
+_stopping = False
+
+
+def stop_together() -> None:
+    """Makes `agreed` raise KeyboardInterrupt on all hosts, where a single process would raise it at once."""
+    global _stopping
+    _stopping = True
+
+
+def agreed(number: int) -> int:
+    """The first host's `number`, on all hosts. Raises KeyboardInterrupt if one of them was told to stop."""
+    if hosts() == 1:
+        return number
+    told = multihost_utils.process_allgather(np.array([_stopping, number], np.int32))
+    if told[:, 0].any():
+        raise KeyboardInterrupt
+    return int(told[0, 1])
+
+
+def from_first(make: Callable[[], bytes | None]) -> bytes:
+    """What `make` returns on the first host, the only one that calls it; if it raises an `InputError`, all
+    hosts do."""
+    if hosts() == 1:
+        return make() or b""
+    content = b""
+    if is_first():
+        try:
+            content = b"+" + (make() or b"")
+        except InputError as error:
+            content = b"-" + str(error).encode()
+    sent = np.zeros(agreed(len(content)), np.uint8)
+    if is_first():
+        sent[:] = np.frombuffer(content, np.uint8)
+    content = multihost_utils.broadcast_one_to_all(sent).tobytes()
+    if content[:1] == b"-":
+        raise InputError(content[1:].decode())
+    return content[1:]

@@ -15,7 +15,7 @@ from scipy.special import stdtrit
 from pfedme.core.losses import is_first_largest
 from pfedme.core.models import Model
 from pfedme.core.tree import Params
-from pfedme.engine.devices import over_devices, padded
+from pfedme.engine.devices import over_devices, padded, read
 from pfedme.engine.rowmetrics import CLASS_KEYS, MOST_SCORES, ClassRows, NumberRows, Value
 
 LOWER_IS_BETTER = ("log_loss", "brier", "rmse", "mae")
@@ -185,12 +185,12 @@ def score(
     outputs = model.classes or 1
     keep = positive is not None and count.sum() * outputs <= MOST_SCORES
     sums = _block_sums(model, theta, x, y, client, start, valid, blocks.offset, each_row=False, scores=keep)
-    correct, loss = map(np.asarray, sums[:2])
+    correct, loss = map(read, sums[:2])
     rows = None
     if keep:
         assert positive is not None
-        scores = np.asarray(sums[2])[: len(blocks.client)].swapaxes(1, 2)[_own_rows(blocks, len(x))]
-        labels = np.asarray(y)[blocks.rows()]
+        scores = read(sums[2])[: len(blocks.client)].swapaxes(1, 2)[_own_rows(blocks, len(x))]
+        labels = read(y)[blocks.rows()]
         owner = blocks.owner()
         if spread is None:
             rows = ClassRows(scores, labels, owner, clients, positive)
@@ -232,7 +232,7 @@ def outcomes(model: Model, theta: Params, x: jax.Array, y: jax.Array, blocks: Bl
         return Outcomes(np.zeros(0, bool), np.zeros(0))
     client, start, valid = blocks.padded()
     sums = _block_sums(model, theta, x, y, client, start, valid, blocks.offset, each_row=True, scores=False)
-    right, loss = (np.asarray(a)[: len(blocks.client)] for a in sums)
+    right, loss = (read(a)[: len(blocks.client)] for a in sums)
     own = _own_rows(blocks, len(x))
     loss = loss[own].astype(np.float64)
     return Outcomes(right[own], np.exp(-loss), bool(np.isfinite(loss).all()))

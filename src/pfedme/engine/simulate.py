@@ -26,7 +26,7 @@ from pfedme.core.private_mean import PrivateMean
 from pfedme.core.tree import Params
 from pfedme.data.federation import Federation, Part
 from pfedme.engine.cohorts import check_cohort, draw_cohort, draw_poisson, evaluated_clients
-from pfedme.engine.devices import over_devices, padded, replicate
+from pfedme.engine.devices import over_devices, padded, read, replicate
 from pfedme.engine.evaluation import Evaluation
 from pfedme.engine.exchange import first_model, first_server, first_state, server_key
 from pfedme.engine.metrics import Blocks, Scores, Spread, score
@@ -171,7 +171,7 @@ class Simulation:
     def reply_models(self, t: int, sent: Any, own: Any) -> tuple[Models, dict[str, np.ndarray]]:
         """The models with which that client responds to what it was sent, stacked."""
         models, info = _reply_models(self.store, self._answer_job(t), t, sent, own)
-        return models, {k: np.asarray(v, np.float64) for k, v in info.items()}
+        return models, {k: read(v).astype(np.float64) for k, v in info.items()}
 
     def answer(self, state: State, who: np.ndarray | None = None) -> tuple[Models, dict[str, np.ndarray]]:
         """The local and personal models with which clients `who` (default: all) respond to w, stacked."""
@@ -180,7 +180,7 @@ class Simulation:
         who = np.arange(self.federation.clients) if who is None else np.asarray(who)
         models, info = _answer(self.store, self._answer_job(state.t), state, padded(who))
         models, info = jax.tree.map(lambda a: a[: len(who)], (models, info))
-        return models, {k: np.asarray(v, np.float64) for k, v in info.items()}
+        return models, {k: read(v).astype(np.float64) for k, v in info.items()}
 
     def _answer_job(self, t: int) -> Job:
         """What clients need to respond with their models in round t: with full steps, even late in a run,
@@ -245,7 +245,7 @@ class Simulation:
         who = self._by_id[np.linspace(0, self.trained_clients - 1, batches).astype(int)]
         first, B = first_model(self.model, self.seed), self.algorithm.B
         first = first.map(lambda leaf: leaf.astype(self.store.x.dtype))
-        return float(_smoothness(self.model, self.store, self.key, first, who, B or 256))
+        return float(read(_smoothness(self.model, self.store, self.key, first, who, B or 256)))
 
 
 @partial(jax.jit, static_argnames="clients")
@@ -282,8 +282,8 @@ def advance(
         simulations[0].store, jobs, tuple(states), padded(run), who.astype(np.int32), rounds, cohort=cohort
     )
     return [
-        (state._replace(t=before.t + int(done)), bool(ok))
-        for before, state, ok in zip(states, after, np.asarray(finite), strict=True)
+        (state._replace(t=before.t + int(read(done))), bool(ok))
+        for before, state, ok in zip(states, after, read(finite), strict=True)
     ]
 
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -26,10 +25,9 @@ from jax import lax
 
 from pfedme.core.models import Model
 from pfedme.core.tree import Params
-from pfedme.engine.devices import over_devices
+from pfedme.engine.devices import over_devices, read
 from pfedme.engine.metrics import Blocks
 from pfedme.engine.simulate import Simulation
-from pfedme.files import atomic_write
 
 NAMES = ("test_rows.csv", "test_rows.parquet")
 CSV_CELLS = 1_000_000
@@ -38,22 +36,22 @@ MOST_CELLS = 100_000_000
 """With more cells than this, the file is not written."""
 
 
-def write_rows(
-    path: Path, simulation: Simulation, who: np.ndarray, models: Mapping[str, Params | None]
-) -> None:
-    """Writes the file to a folder; `models` are shared by all, or stacked, one for each client of `who`."""
+def rows_file(
+    simulation: Simulation, who: np.ndarray, models: Mapping[str, Params | None]
+) -> dict[str, bytes]:
+    """The file's name and content, unless it is too large; `models` are shared by all, or stacked, one for
+    each client of `who`."""
     f = simulation.federation
     kinds = {kind: theta for kind, theta in models.items() if theta is not None}
     cells = int(f.n_test[who].sum()) * (4 + len(kinds) * (1 + f.classes))
     if cells > MOST_CELLS:
-        return
+        return {}
     table = rows_table(simulation, who, kinds)
     if cells <= CSV_CELLS:
-        atomic_write(path / NAMES[0], table.write_csv())
-    else:
-        content = io.BytesIO()
-        table.write_parquet(content)
-        atomic_write(path / NAMES[1], content.getvalue())
+        return {NAMES[0]: table.write_csv().encode()}
+    content = io.BytesIO()
+    table.write_parquet(content)
+    return {NAMES[1]: content.getvalue()}
 
 
 def rows_table(simulation: Simulation, who: np.ndarray, kinds: Mapping[str, Params]) -> pl.DataFrame:
@@ -103,7 +101,7 @@ def _scores(simulation: Simulation, kinds: Mapping[str, Params], blocks: Blocks)
     own = np.arange(length) - (start - first)[:, None]
     own = (own >= 0) & (own < valid[:, None])
     found = _block_scores(simulation.model, dict(kinds), x, first, client, length=length)
-    return {kind: np.asarray(scores).swapaxes(1, 2)[own] for kind, scores in found.items()}
+    return {kind: read(scores).swapaxes(1, 2)[own] for kind, scores in found.items()}
 
 
 @partial(jax.jit, static_argnames="length")

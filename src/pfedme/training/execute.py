@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from pfedme import __version__
+from pfedme.engine.devices import agreed, from_first, is_first
 from pfedme.engine.simulate import MOST_ROUNDS, State, advance
 from pfedme.errors import Diverged, InputError, Interrupted, RunError
 from pfedme.runs.folder import Folder
@@ -54,13 +57,15 @@ def begin(
     wanted: Wanted = EVERYTHING,
     track: Sequence[Tracker] = (),
 ) -> Execution:
-    """A run before its first round; with `out`, it is saved in that folder, which trackers need."""
-    folder = Folder(out) if out else None
-    if track and not folder:
+    """A run before its first round; with `out`, it is saved in that folder of the first host, which trackers
+    need."""
+    folder = Folder(out) if out and is_first() else None
+    if track and not out:
         raise InputError("A run without a folder cannot be tracked; give it a folder.")
-    if folder:
-        folder.check_writable(force=force)
+    if out:
+        from_first(lambda: Folder(out).check_writable(force=force))
     run, simulation = run.prepare()
+    check_same(run)
     tracking = Tracking()
     if folder:
         tracking = Tracking.begin(track, folder.path, force=force)
@@ -71,7 +76,7 @@ def begin(
 def reopen(out: Path, *, watch: Watch = lambda _: None, wanted: Wanted = EVERYTHING) -> Execution:
     """An interrupted run, restored from its checkpoint."""
     folder = Folder(out)
-    record = folder.read()
+    record = json.loads(from_first(lambda: json.dumps(folder.read()).encode()))
     if record.get("status") == "finished":
         raise InputError(f"The run in {out} is finished; there is nothing to resume.")
     if record.get("status") == "diverged":
@@ -86,10 +91,21 @@ def reopen(out: Path, *, watch: Watch = lambda _: None, wanted: Wanted = EVERYTH
     except (KeyError, TypeError) as error:
         raise InputError(f"{folder.record} is damaged: {error}; start the run again.") from None
     try:
-        tracking = Tracking.reopen(record, out)
+        tracking = Tracking.reopen(record, out) if is_first() else Tracking()
     except (KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{folder.record} is damaged: {error}; start the run again.") from None
-    return Execution(*run.prepare(), folder, watch, wanted, tracking, record.get("auto"))
+    kept = folder if is_first() else None
+    return Execution(*run.prepare(), kept, watch, wanted, tracking, record.get("auto"))
+
+
+def check_same(run: Run) -> None:
+    """Raises an error if this host has been given another run, or other data, than the first."""
+    own = zlib.crc32(json.dumps(run.to_json()).encode()) >> 1
+    if agreed(own) != own:
+        raise InputError(
+            "This host was given another run, or other data, than the first one; start all hosts with the "
+            "same command, and with the same files under the same names."
+        )
 
 
 def carry_out(executions: Sequence[Execution], lanes: int = 1) -> list[Result | RunError]:
@@ -116,7 +132,7 @@ def carry_out(executions: Sequence[Execution], lanes: int = 1) -> list[Result | 
         for execution in executions:
             proceed(execution, None)
         while under_way := list(limits):
-            rounds = min(pace, *limits.values())
+            rounds = min(agreed(pace), *limits.values())
             ride = under_way + under_way[:1] * (lanes - len(under_way))
             with timed() as took:
                 after = advance([e.simulation for e in ride], [e.state for e in ride], rounds)

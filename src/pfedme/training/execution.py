@@ -20,7 +20,7 @@ from pfedme.data.federation import Federation
 from pfedme.engine.baseline import baseline
 from pfedme.engine.choices import rounds_to_choice, with_own_lambdas
 from pfedme.engine.cost import gradients, traffic
-from pfedme.engine.devices import replicate
+from pfedme.engine.devices import agreed, read, replicate
 from pfedme.engine.evaluation import Evaluation
 from pfedme.engine.measure import metric_for
 from pfedme.engine.simulate import Simulation, State
@@ -29,7 +29,7 @@ from pfedme.files import atomic_write, writing
 from pfedme.runs.clients_file import clients_csv
 from pfedme.runs.environment import environment
 from pfedme.runs.folder import Folder, models_file
-from pfedme.runs.rows_file import write_rows
+from pfedme.runs.rows_file import rows_file
 from pfedme.runs.run import Run
 from pfedme.training.notes import about_training, still_falling, weights
 from pfedme.training.pilot import RETRIES, chooses_l2, pilot, slower, with_l2
@@ -119,7 +119,9 @@ class Execution:
         if auto is not None:  # its step sizes are in the record
             asked = dataclasses.replace(asked, **dict.fromkeys(auto["found"], 0.0))
         self.asked, self.auto = asked, auto
-        begun = folder is not None and folder.checkpoint.exists()
+        # Of several hosts, only the first has a folder.
+        self.keeps = bool(agreed(folder is not None)) and wanted.files
+        begun = bool(agreed(folder is not None and folder.checkpoint.exists()))
         self.piloted = bool(begun or (run.rounds and not chooses_l2(asked)))
         if self.piloted:
             self.run = dataclasses.replace(run, algorithm=simulation.algorithm)
@@ -287,28 +289,31 @@ class Execution:
         shared = self.simulation.shared(state)
         w = shared.ravel() if shared is not None else None
         theta = models.personal.ravel(1) if models.personal is not None else None
-        if self.folder and self.wanted.files:
-            from pfedme.report.figures import curves
-
-            with writing(self.folder.path, self.rescue()):
-                atomic_write(
-                    self.folder.clients, clients_csv(evaluation, self.simulation.federation, self.metric.key)
-                )
-                kept = {k: np.asarray(v) for k, v in (("w", w), ("theta", theta)) if v is not None}
-                who = self.evaluated if theta is not None else ()
-                simulation = self.simulation
-                content = models_file(kept, simulation.model, simulation.federation, who)
-                atomic_write(self.folder.model, content)
-                write_rows(
-                    self.folder.path, simulation, self.evaluated, {"global": shared, **models._asdict()}
-                )
-                atomic_write(self.folder.curves, curves({self.run.algorithm.name: [self.history]}))
+        if self.keeps:
+            kept = {k: read(v) for k, v in (("w", w), ("theta", theta)) if v is not None}
+            rows = rows_file(self.simulation, self.evaluated, {"global": shared, **models._asdict()})
+            if self.folder:
+                self.write_results(self.folder, evaluation, kept, rows)
         record = self.write_record("finished")
         if self.folder:
             self.folder.checkpoint.unlink(missing_ok=True)
         self.tracking.end("finished", state.t, self.files())
         simulation = self.simulation
         return Result(self.run, record, evaluation, w, theta, simulation.federation, simulation.model)
+
+    def write_results(
+        self, folder: Folder, evaluation: Evaluation, kept: dict[str, np.ndarray], rows: dict[str, bytes]
+    ) -> None:
+        """Writes the table of clients, the models, the file of test rows and the curves."""
+        from pfedme.report.figures import curves
+
+        s, who = self.simulation, self.evaluated if "theta" in kept else ()
+        with writing(folder.path, self.rescue()):
+            atomic_write(folder.clients, clients_csv(evaluation, s.federation, self.metric.key))
+            atomic_write(folder.model, models_file(kept, s.model, s.federation, who))
+            for name, content in rows.items():
+                atomic_write(folder.path / name, content)
+            atomic_write(folder.curves, curves({self.run.algorithm.name: [self.history]}))
 
     def files(self) -> list[Path]:
         """The files that trackers receive."""
@@ -395,15 +400,15 @@ class Execution:
 
     def restore(self) -> State:
         """The state in the checkpoint, after a check that it is intact and belongs to this run."""
-        assert self.folder is not None
-        tensors, about = self.folder.read_checkpoint()
+        folder = self.folder or Folder(Path())
+        tensors, about = folder.read_checkpoint()
         if about["config"] != self.run.to_json():
-            raise InputError(self.folder.bad_checkpoint("belongs to another run"))
+            raise InputError(folder.bad_checkpoint("belongs to another run"))
         self.history, self.timing = about["history"], about["timing"]
         start = self.simulation.start()
         try:
             parts = {"server": start.server, "clients": start.clients, "clip": start.clip}
             kept = [tree_of(name, tensors, part) for name, part in parts.items()]
         except (KeyError, ValueError) as error:
-            raise InputError(self.folder.bad_checkpoint(f"does not fit ({error})")) from None
+            raise InputError(folder.bad_checkpoint(f"does not fit ({error})")) from None
         return State(about["round"], *replicate(tuple(kept)))

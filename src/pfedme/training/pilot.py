@@ -20,7 +20,7 @@ from pfedme.algorithms import Algorithm, Alone
 from pfedme.algorithms.alone import STRENGTHS
 from pfedme.data.federation import Federation, Part
 from pfedme.engine.choices import choose, row_score
-from pfedme.engine.devices import replicate
+from pfedme.engine.devices import agreed, replicate
 from pfedme.engine.metrics import Blocks, outcomes
 from pfedme.engine.simulate import Simulation, State, advance
 from pfedme.errors import Diverged
@@ -181,6 +181,7 @@ class Course:
         """Trains until round `to`."""
         self.simulation.quarter_at = quarter_at
         while self.t < to:
+            agreed(to)
             ((self.state, finite),) = advance([self.simulation], [self.state], to - self.t)
             if not finite:
                 raise self.diverged()

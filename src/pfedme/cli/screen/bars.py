@@ -55,10 +55,12 @@ class TrainingBar(Live):
 
 class Bar(TrainingBar):
     """Progress over all rounds of one or several runs; `total` is None if they train until they have
-    converged."""
+    converged. Of several hosts, only the first has it `shown`."""
 
-    def __init__(self, total: int | None) -> None:
+    def __init__(self, total: int | None, *, shown: bool = True) -> None:
         super().__init__("", total)
+        self.shown = shown
+        self.live = self.live if shown else None
         self.total, self.entry = total, {}
         self.warned = set[str]()
         self.rounds: dict[int, int] = {}  # the current round of each run
@@ -66,6 +68,8 @@ class Bar(TrainingBar):
 
     def __call__(self, name: str, place: int, step: Step) -> None:
         """Shows that run number `place`, called `name`, has reached `step`."""
+        if not self.shown:
+            return
         if step.pilot:
             self.pilot(name, step.round)
             return
