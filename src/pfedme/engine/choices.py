@@ -26,7 +26,9 @@ import numpy as np
 from jax import lax
 
 from pfedme.algorithms import Algorithm, FedAvg, PFedMe
-from pfedme.core.models import Model
+from pfedme.core.models import Model, Network
+from pfedme.core.problem import ALL_ROWS, Loss
+from pfedme.core.prox import Span
 from pfedme.core.spec import Bound, Count, Index, NonNegative
 from pfedme.core.tree import Params, record
 from pfedme.data.federation import Federation
@@ -381,8 +383,11 @@ def _descend(
     """θ after `steps` of θ ← argmin_u ⟨∇f̃_i(θ), u⟩ + λ/2 ‖u − w‖² + 1/(2η) ‖u − θ‖², for each client, where w
     is its `centre`.
 
-    η is divided by four for the last four tenths of the steps, and again for the last two.
+    η is divided by four for the last four tenths of the steps, and again for the last two. With few rows of
+    many features, the steps are taken in the span of the rows (`Span`), where they cost less.
     """
+    rows, features = store.longest, math.prod(store.x.shape[1:])
+    spans = isinstance(model, Network) and B > 0 and rows**2 <= B * features
 
     def part(shared: tuple[Store, Model, jax.Array], work: tuple[Params, Params, jax.Array]) -> Params:
         store, model, key = shared
@@ -390,13 +395,20 @@ def _descend(
         def fit(centre: Params, theta: Params, i: jax.Array) -> Params:
             problem = store.problem(model, i)
             own = jax.random.fold_in(key, store.ids[i])
+            span = Span.of(problem.loss(ALL_ROWS), centre, theta) if spans else None
+
+            def loss(k: jax.Array) -> Loss | Span:
+                drawn = problem.draw(jax.random.fold_in(own, k), B)
+                return problem.loss(drawn) if span is None else span.on(drawn - problem.start)
 
             def step(k: jax.Array, theta: Params) -> Params:
-                gradient = problem.sample(jax.random.fold_in(own, k), B).grad(theta)
                 size = eta * jnp.where(k < 0.6 * steps, 1.0, jnp.where(k < 0.8 * steps, 0.25, 0.0625))
-                return (1 / (1 + size * lam)) * (theta - size * gradient + (size * lam) * centre)
+                pulled = size * lam * (centre if span is None else span.w)
+                return (1 / (1 + size * lam)) * (theta - size * loss(k).grad(theta) + pulled)
 
-            return lax.fori_loop(0, steps, step, theta)
+            if span is None:
+                return lax.fori_loop(0, steps, step, theta)
+            return span.point(lax.fori_loop(0, steps, step, span.start))
 
         return jax.vmap(fit)(*work)
 
