@@ -27,11 +27,9 @@ from pfedme.engine.choices import (
     Line,
     Personalize,
     Start,
-    _descend,
     candidates,
     choose,
     for_all,
-    lambda_path,
     personalize,
     rounds_to_choice,
     row_score,
@@ -39,6 +37,7 @@ from pfedme.engine.choices import (
 )
 from pfedme.engine.devices import padded
 from pfedme.engine.metrics import Blocks, Outcomes, outcomes, over_clients
+from pfedme.engine.path import _descend, lambda_path
 from pfedme.engine.personalized import Candidate, Personalized, paired
 from pfedme.engine.simulate import Simulation, Store
 from pfedme.errors import InputError, Interrupted
@@ -149,7 +148,6 @@ def test_a_point_of_the_path_is_stationary():
     lams = (3.0, 0.3)
     offered = [Candidate("personal", lam, how.steps) for lam in lams]
     walked = lambda_path(
-        how,
         model,
         fed,
         {"global": for_all(w, 3)},
@@ -157,6 +155,8 @@ def test_a_point_of_the_path_is_stationary():
         jax.random.key(0),
         np.arange(3),
         Blocks.cut(*fed.rows("test")),
+        np.full(3, how.eta, np.float32),
+        how.B,
     )
     far = []
     for lam, (_, theta) in zip(lams, walked, strict=True):
@@ -184,17 +184,18 @@ def test_steps_in_the_span_of_a_clients_rows_are_the_steps(hidden: tuple[int, ..
         classes=3,
     )
     model = Network(features=40, classes=3, hidden=hidden, l2=0.01)
-    how = Personalize(steps=10, eta=0.2, B=4)
+    how = Personalize(steps=10, B=4)
     assert fed.n_train.max() ** 2 <= how.B * fed.features  # so that the span is used
     w, first = (model.init(jax.random.key(k)) for k in (1, 2))
     store, key, lam = Store.of(fed), jax.random.key(0), 0.7
     who = padded(np.arange(2, dtype=np.int32))
     centre, begun = (for_all(point, len(who)) for point in (w, first))
-    got = _descend(store, model, key, centre, begun, who, lam, how.eta, how.steps, B=how.B)
+    eta = np.array([0.2, 0.1], np.float32)[who]
+    got = _descend(store, model, key, centre, begun, who, eta, lam, how.steps, B=how.B)
     for i in range(2):
         problem, own, theta = store.problem(model, i), jax.random.fold_in(key, store.ids[i]), first
         for k in range(how.steps):
-            size = how.eta * (1.0 if k < 6 else 0.25 if k < 8 else 0.0625)
+            size = eta[i] * (1.0 if k < 6 else 0.25 if k < 8 else 0.0625)
             slope = problem.sample(jax.random.fold_in(own, k), how.B).grad(theta)
             theta = (1 / (1 + size * lam)) * (theta - size * slope + (size * lam) * w)
         np.testing.assert_allclose(got[i].ravel(), theta.ravel(), atol=2e-6)

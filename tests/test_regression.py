@@ -48,12 +48,12 @@ from pfedme.engine.choices import (
     Start,
     choose,
     for_all,
-    lambda_path,
     personalize,
     row_score,
     with_own_lambdas,
 )
 from pfedme.engine.metrics import Blocks, outcomes
+from pfedme.engine.path import lambda_path
 from pfedme.engine.personalized import Candidate
 from pfedme.engine.simulate import Simulation, Store
 from pfedme.errors import InputError
@@ -541,7 +541,6 @@ def test_a_point_of_the_path_is_a_linear_solve():
     w, how, lams = ridge().init(jax.random.key(1)), Personalize(steps=1500, eta=0.1, B=4), (3.0, 0.3)
     offered = [Candidate("personal", lam, how.steps) for lam in lams]
     walked = lambda_path(
-        how,
         ridge(),
         fed,
         {"global": for_all(w, 2)},
@@ -549,6 +548,8 @@ def test_a_point_of_the_path_is_a_linear_solve():
         jax.random.key(0),
         np.arange(2),
         Blocks.cut(*fed.rows("test")),
+        np.full(2, how.eta, np.float32),
+        how.B,
     )
     for lam, (_, theta) in zip(lams, walked, strict=True):
         for own, rows in zip(flat(theta, True), train_rows(fed), strict=True):
