@@ -18,9 +18,10 @@ from pfedme.core.models import CNN, DNN, MLR, Description, Network, NormalisedDN
 from pfedme.core.tree import Params
 from pfedme.data.federation import Federation
 from pfedme.data.synthetic import Synthetic
-from pfedme.engine.choices import Line, Personalize, Start, candidates, for_all, lambda_path, personalize
+from pfedme.engine.choices import Line, Personalize, Start, candidates, for_all, personalize
 from pfedme.engine.label_shift import SMOOTHING, frequencies, prior, shift, shifted
 from pfedme.engine.metrics import Blocks
+from pfedme.engine.path import lambda_path
 from pfedme.engine.personalized import Candidate, Personalized
 from pfedme.personalization.finished import FinishedRun
 from pfedme.runs.run import Run
@@ -135,7 +136,10 @@ def test_if_clients_differ_in_label_frequencies_only_the_model_is_bayes():
     w = point(model, np.concatenate([MEANS.ravel(), bias]).astype(np.float32))
     offered = [Candidate("global", np.inf), Candidate("label-prior", np.inf)]
     who, test = np.arange(3), Blocks.cut(*fed.rows("test"))
-    walked = lambda_path(HOW, model, fed, starts(w, shift(fed, pi)), offered, jax.random.key(0), who, test)
+    eta = np.full(fed.clients, HOW.eta, np.float32)
+    walked = lambda_path(
+        model, fed, starts(w, shift(fed, pi)), offered, jax.random.key(0), who, test, eta, HOW.B
+    )
     shared, own = (np.asarray(outcome.likely) for outcome, _ in walked)
     n = fed.n_train[:, None]
     smoothed = (n * frequencies(fed) + SMOOTHING * pi) / (n + SMOOTHING)
@@ -222,8 +226,8 @@ def test_the_rows_that_judge_are_not_counted():
     models = []
     for fed in (part, other):
         walked = lambda_path(
-            HOW, model, fed, starts(w, shift(fed, uniform(fed))), offered, jax.random.key(0), who,
-            Blocks.cut(*fed.rows("validation")),
+            model, fed, starts(w, shift(fed, uniform(fed))), offered, jax.random.key(0), who,
+            Blocks.cut(*fed.rows("validation")), np.full(fed.clients, HOW.eta, np.float32), HOW.B,
         )  # fmt: skip
         models.append([np.asarray(theta.ravel(1)) for _, theta in walked])
     np.testing.assert_array_equal(*models)

@@ -19,7 +19,7 @@ from laws import RAGGED, federation, softmax_regression, with_test_rows
 
 from pfedme.algorithms import PFedMe
 from pfedme.cli import main
-from pfedme.core.models import MLR
+from pfedme.core.models import MLR, Network
 from pfedme.core.tree import Params
 from pfedme.data import parse_data
 from pfedme.data.federation import Federation, Part
@@ -30,13 +30,14 @@ from pfedme.engine.choices import (
     candidates,
     choose,
     for_all,
-    lambda_path,
     personalize,
     rounds_to_choice,
     row_score,
     with_own_lambdas,
 )
+from pfedme.engine.devices import padded
 from pfedme.engine.metrics import Blocks, Outcomes, outcomes, over_clients
+from pfedme.engine.path import _descend, lambda_path
 from pfedme.engine.personalized import Candidate, Personalized, paired
 from pfedme.engine.simulate import Simulation
 from pfedme.engine.store import Store
@@ -148,7 +149,6 @@ def test_a_point_of_the_path_is_stationary():
     lams = (3.0, 0.3)
     offered = [Candidate("personal", lam, how.steps) for lam in lams]
     walked = lambda_path(
-        how,
         model,
         fed,
         {"global": for_all(w, 3)},
@@ -156,6 +156,8 @@ def test_a_point_of_the_path_is_stationary():
         jax.random.key(0),
         np.arange(3),
         Blocks.cut(*fed.rows("test")),
+        np.full(3, how.eta, np.float32),
+        how.B,
     )
     far = []
     for lam, (_, theta) in zip(lams, walked, strict=True):
@@ -170,6 +172,34 @@ def test_a_point_of_the_path_is_stationary():
             np.testing.assert_allclose(g + 0.01 * b[i] + lam * (b[i] - b_w), 0, atol=2e-5)
         far.append(np.linalg.norm(W - W_w))
     assert far[0] < far[1]
+
+
+@pytest.mark.parametrize("hidden", [(), (3,)])
+def test_steps_in_the_span_of_a_clients_rows_are_the_steps(hidden: tuple[int, ...]):
+    """θ ← (θ − η ∇f̃(θ) + ηλ w) / (1 + ηλ), step by step with the gradients of the model itself."""
+    rng = np.random.default_rng(0)
+    fed = Federation.split(
+        [9, 5],
+        rng.normal(size=(14, 40)).astype(np.float32),
+        rng.integers(0, 3, 14).astype(np.int32),
+        classes=3,
+    )
+    model = Network(features=40, classes=3, hidden=hidden, l2=0.01)
+    how = Personalize(steps=10, B=4)
+    assert fed.n_train.max() ** 2 <= how.B * fed.features  # so that the span is used
+    w, first = (model.init(jax.random.key(k)) for k in (1, 2))
+    store, key, lam = Store.of(fed), jax.random.key(0), 0.7
+    who = padded(np.arange(2, dtype=np.int32))
+    centre, begun = (for_all(point, len(who)) for point in (w, first))
+    eta = np.array([0.2, 0.1], np.float32)[who]
+    got = _descend(store, model, key, centre, begun, who, eta, lam, how.steps, B=how.B)
+    for i in range(2):
+        problem, own, theta = store.problem(model, i), jax.random.fold_in(key, store.ids[i]), first
+        for k in range(how.steps):
+            size = eta[i] * (1.0 if k < 6 else 0.25 if k < 8 else 0.0625)
+            slope = problem.sample(jax.random.fold_in(own, k), how.B).grad(theta)
+            theta = (1 / (1 + size * lam)) * (theta - size * slope + (size * lam) * w)
+        np.testing.assert_allclose(got[i].ravel(), theta.ravel(), atol=2e-6)
 
 
 # --- the choice

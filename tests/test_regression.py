@@ -46,14 +46,15 @@ from pfedme.engine.choices import (
     Line,
     Personalize,
     Start,
+    candidates,
     choose,
     for_all,
-    lambda_path,
     personalize,
     row_score,
     with_own_lambdas,
 )
 from pfedme.engine.metrics import Blocks, outcomes
+from pfedme.engine.path import lambda_path, own_steps
 from pfedme.engine.personalized import Candidate
 from pfedme.engine.simulate import Simulation
 from pfedme.engine.store import Store
@@ -542,7 +543,6 @@ def test_a_point_of_the_path_is_a_linear_solve():
     w, how, lams = ridge().init(jax.random.key(1)), Personalize(steps=1500, eta=0.1, B=4), (3.0, 0.3)
     offered = [Candidate("personal", lam, how.steps) for lam in lams]
     walked = lambda_path(
-        how,
         ridge(),
         fed,
         {"global": for_all(w, 2)},
@@ -550,12 +550,53 @@ def test_a_point_of_the_path_is_a_linear_solve():
         jax.random.key(0),
         np.arange(2),
         Blocks.cut(*fed.rows("test")),
+        np.full(2, how.eta, np.float32),
+        how.B,
     )
     for lam, (_, theta) in zip(lams, walked, strict=True):
         for own, rows in zip(flat(theta, True), train_rows(fed), strict=True):
             H, c = quadratic(rows, L2)
             want = np.linalg.solve(H + lam * np.eye(len(c)), c + lam * flat(w))
             np.testing.assert_allclose(own, want, rtol=1e-4, atol=1e-5)
+
+
+def with_an_outlier(seed: int = 0) -> Federation:
+    """64 clients, one of which has a row that is 30 times as far away as all others."""
+    x, y = normal(seed, 64 * 8, FEATURES), normal(seed + 1, 64 * 8)
+    x[8] *= 30
+    return Federation.split(np.full(64, 8), x.astype(np.float32), y.astype(np.float32), classes=0)
+
+
+def test_a_clients_steps_suit_the_curvature_of_its_own_rows():
+    """At most 1/(2L) for L = (1 − 1/B) ‖H‖ + h/B, where h is the curvature on the row farthest from 0."""
+    fed, B = with_an_outlier(), 4
+    own = []
+    for rows in train_rows(fed):
+        far = np.argmax((rows.x**2).sum(axis=1))
+        (H, _), (one, _) = (quadratic(Rows(rows.x[at], rows.y[at]), L2) for at in (slice(None), [far]))
+        own.append((1 - 1 / B) * np.linalg.norm(H, 2) + np.linalg.norm(one, 2) / B)
+    found = own_steps(ridge(), fed, 0, B)
+    assert (found <= 1.02 / (2 * np.array(own))).all()
+    assert found[1] == pytest.approx(1 / (2 * own[1]), rel=0.02)
+    most = Simulation(FedAvg(eta=1.0, B=B), ridge(), fed, cohort=1).smoothness()
+    want = 1 / (2 * np.maximum(own, most))
+    np.testing.assert_allclose(found, want, rtol=0.02)
+
+
+def test_a_client_with_an_outlying_row_does_not_leave_its_path():
+    """f(θ(λ)) + λ/2 ‖θ(λ) − w‖² is at most f(w), as it is for the minimiser."""
+    fed, how = with_an_outlier(), Personalize(steps=200, B=4)
+    w = ridge().init(jax.random.key(1))
+    offered = candidates(how)[1:-1]
+    walked = lambda_path(
+        ridge(), fed, {"global": for_all(w, 64)}, offered, jax.random.key(0), np.arange(64),
+        Blocks.cut(*fed.rows("train")), own_steps(ridge(), fed, 0, how.B), how.B,
+    )  # fmt: skip
+    for candidate, (_, theta) in zip(offered, walked, strict=True):
+        own, rows = flat(theta, True)[1], train_rows(fed)[1]
+        H, c = quadratic(rows, L2)
+        value, first = (0.5 * v @ H @ v - c @ v for v in (own, flat(w)))
+        assert value + candidate.lam / 2 * np.sum((own - flat(w)) ** 2) <= first
 
 
 @pytest.mark.parametrize("seed", [0, 1])

@@ -164,6 +164,12 @@ class Span:
         (W, b), (W_0, b_0), x = w.tree[0], start.tree[0], f.x
         return cls(f, w.tree, start.tree, W @ x.T + b[:, None], W_0 @ x.T + b_0[:, None], x @ x.T + 1)
 
+    def on(self, drawn: jax.Array) -> Span:
+        """The same for a mini-batch of these rows of X, some possibly repeated, in the same coordinates."""
+        times = jnp.sum(drawn[:, None] == jnp.arange(len(self.gram)), axis=0)
+        weight = times.astype(self.gram.dtype) / len(drawn)
+        return dataclasses.replace(self, f=dataclasses.replace(self.f, weight=weight))
+
     @property
     def w(self) -> Params:
         """The coordinates of w."""

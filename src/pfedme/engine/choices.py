@@ -14,26 +14,24 @@ rows of its own, or where its own rows cannot tell, a client follows what is bes
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Annotated, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
-from pfedme.algorithms import Algorithm, FedAvg, PFedMe
+from pfedme.algorithms import Algorithm, PFedMe
 from pfedme.core.models import Model
 from pfedme.core.spec import Bound, Count, Index, NonNegative
 from pfedme.core.tree import Params, record
 from pfedme.data.federation import Federation
-from pfedme.engine.devices import over_devices, padded, replicate
+from pfedme.engine.devices import replicate
 from pfedme.engine.label_shift import shift, shifted
 from pfedme.engine.measure import ACCURACY, R2, Measure
-from pfedme.engine.metrics import Blocks, Outcomes, Spread, outcomes, score
+from pfedme.engine.metrics import Blocks, Outcomes, Spread, score
+from pfedme.engine.path import lambda_path, own_steps
 from pfedme.engine.personalized import Candidate, Personalized
 from pfedme.engine.rowmetrics import Value
 from pfedme.engine.simulate import Simulation, State
@@ -58,10 +56,11 @@ class Personalize:
     steps: Count = 200
     """SGD steps for each λ, the last of them smaller."""
     eta: NonNegative = 0.0
-    """Size of these steps; 0 for 1/(2L), where L is the curvature of the clients' losses."""
+    """Size of these steps; 0 for 1/(2L), where L is the largest curvature of clients' losses, or the client's
+    own if that is larger."""
     B: Count = 20
     """|D|: rows of a mini-batch in these steps."""
-    pooled: NonNegative = 20.0
+    pooled: NonNegative = 100.0
     """How many rows of a client's own the mean scores of all clients count as; 0 to choose by its rows alone.
     Newcomers do."""
     caution: NonNegative = 0.5
@@ -195,7 +194,7 @@ def personalize(
     line knows π. Test rows are read once, after all choices. The metric on them is `measure` (accuracy or R²
     if None), for the class `positive` (the federation's if None); clients choose by `row_score` in any case.
     """
-    how = with_step(how, model, federation, seed)
+    eta = _steps(how, model, federation, seed)
     key = jax.random.key(seed)
     few = np.flatnonzero(federation.n_train < how.small)
     folds = how.folds if len(few) else 1
@@ -207,7 +206,7 @@ def personalize(
         blocks = Blocks.cut(*(a[who] for a in part.rows("validation")))
         starts, offered = _started(how, model, part, lines, alone, given)
         own = jax.random.fold_in(key, fold)
-        found = lambda_path(how, model, part, starts, offered, own, who, blocks)
+        found = lambda_path(model, part, starts, offered, own, who, blocks, eta, how.B)
         judged = [row_score(outcome) for outcome, _ in found]
         scores.append(np.stack(judged, axis=1))
         owners.append(who[blocks.owner()])
@@ -227,7 +226,8 @@ def personalize(
     y = federation.y[test.rows()].astype(np.float64)
     variance = float(np.var(y)) if len(y) and federation.classes == 0 else 1.0
     starts, offered = _started(how, model, federation, lines, alone, given)
-    walked = lambda_path(how, model, federation, starts, offered, jax.random.fold_in(key, folds), who, test)
+    last = jax.random.fold_in(key, folds)
+    walked = lambda_path(model, federation, starts, offered, last, who, test, eta, how.B)
     for place, (found, models) in enumerate(walked):
         right.append(found.right if federation.classes else _explained(found, variance))
         theta = models if theta is None else _where(jnp.asarray(choice == place), models, theta)
@@ -294,12 +294,11 @@ def _explained(found: Outcomes, variance: float) -> np.ndarray:
     return 1 - squares / (variance or 1.0)
 
 
-def with_step(how: Personalize, model: Model, federation: Federation, seed: int) -> Personalize:
-    """`how`, with a step size from the curvature of the clients' losses if it has none."""
+def _steps(how: Personalize, model: Model, federation: Federation, seed: int) -> np.ndarray:
+    """The size of each client's steps."""
     if how.eta:
-        return how
-    L = Simulation(FedAvg(eta=1.0, B=how.B), model, federation, cohort=1, seed=seed).smoothness()
-    return dataclasses.replace(how, eta=1 / (2 * L))
+        return np.full(federation.clients, how.eta, np.float32)
+    return own_steps(model, federation, seed, how.B)
 
 
 def rounds_to_choice(algorithm: Algorithm, t: int) -> int:
@@ -322,7 +321,8 @@ def with_own_lambdas(simulation: Simulation, state: State, how: Personalize | No
         or not state.t
     ):
         return state
-    how = with_step(how or Personalize(), simulation.model, federation, simulation.seed)
+    how = how or Personalize()
+    eta = _steps(how, simulation.model, federation, simulation.seed)
     lams = [algorithm.lam, *(lam for lam in PATH if lam < algorithm.lam)]
     offered = [Candidate("personal", lam, how.steps) for lam in lams]
     key = jax.random.fold_in(jax.random.fold_in(simulation.key, 2**32 - 2), state.t)
@@ -330,78 +330,10 @@ def with_own_lambdas(simulation: Simulation, state: State, how: Personalize | No
     w = simulation.shared(state)
     assert w is not None
     starts = {"global": for_all(w, federation.clients)}
-    walked = lambda_path(how, simulation.model, federation, starts, offered, key, who, blocks)
+    walked = lambda_path(simulation.model, federation, starts, offered, key, who, blocks, eta, how.B)
     scores = np.stack([row_score(found) for found, _ in walked], axis=1)
     choice = choose(scores, blocks.owner(), federation.clients, how.caution)
     return state._replace(clients=replicate(jnp.asarray(np.array(lams, np.float32)[choice])))
-
-
-def lambda_path(
-    how: Personalize,
-    model: Model,
-    federation: Federation,
-    starts: Mapping[str, Params],
-    offered: Sequence[Candidate],
-    key: jax.Array,
-    who: np.ndarray,
-    blocks: Blocks,
-) -> Iterator[tuple[Outcomes, Params]]:
-    """The models of clients `who`, stacked, one candidate after another, and their outcomes on the clients'
-    rows in `blocks`. `starts` has the models of all clients in which each line begins."""
-    store = Store.of(federation)
-    items = padded(who).astype(np.int32)
-    centres = {line: replicate(starts[line][items]) for line in {c.line for c in offered}}
-    reached = dict(centres)
-    lams = list(dict.fromkeys(candidate.lam for candidate in offered if candidate.steps))
-    for candidate in offered:
-        line = candidate.line
-        if candidate.steps:
-            same = jax.random.fold_in(key, lams.index(candidate.lam))  # the same batches on all paths
-            reached[line] = _descend(
-                store, model, same, centres[line], reached[line], items, candidate.lam, how.eta,
-                candidate.steps, B=how.B,
-            )  # fmt: skip
-        theta = reached[line]
-        models = theta if len(items) == len(who) else theta[: len(who)]
-        yield outcomes(model, models, store.x, store.y, blocks), models
-
-
-@partial(jax.jit, static_argnames="B")
-def _descend(
-    store: Store,
-    model: Model,
-    key: jax.Array,
-    centre: Params,
-    theta: Params,
-    who: jax.Array,
-    lam: float,
-    eta: float,
-    steps: int,
-    B: int,
-) -> Params:
-    """θ after `steps` of θ ← argmin_u ⟨∇f̃_i(θ), u⟩ + λ/2 ‖u − w‖² + 1/(2η) ‖u − θ‖², for each client, where w
-    is its `centre`.
-
-    η is divided by four for the last four tenths of the steps, and again for the last two.
-    """
-
-    def part(shared: tuple[Store, Model, jax.Array], work: tuple[Params, Params, jax.Array]) -> Params:
-        store, model, key = shared
-
-        def fit(centre: Params, theta: Params, i: jax.Array) -> Params:
-            problem = store.problem(model, i)
-            own = jax.random.fold_in(key, store.ids[i])
-
-            def step(k: jax.Array, theta: Params) -> Params:
-                gradient = problem.sample(jax.random.fold_in(own, k), B).grad(theta)
-                size = eta * jnp.where(k < 0.6 * steps, 1.0, jnp.where(k < 0.8 * steps, 0.25, 0.0625))
-                return (1 / (1 + size * lam)) * (theta - size * gradient + (size * lam) * centre)
-
-            return lax.fori_loop(0, steps, step, theta)
-
-        return jax.vmap(fit)(*work)
-
-    return over_devices(part, (store, model, key), (centre, theta, who))
 
 
 def _by_client(values: np.ndarray, owner: np.ndarray, clients: int) -> np.ndarray:

@@ -21,12 +21,14 @@ from pfedme.experiments.gain_federations import SETTINGS, Scale, Setting
 from pfedme.experiments.gain_page import Row, Unit, csv_of, mean_levels, newcomers_csv, page
 from pfedme.experiments.study import Study
 from pfedme.files import atomic_write, writing
-from pfedme.personalization.finished import NEWCOMER_ROWS, FinishedRun, Watch, newcomer_curve, summary
+from pfedme.personalization.finished import FinishedRun, Watch, newcomer_curve, summary
 from pfedme.report.gain import gain_study_figure, newcomer_figure
 from pfedme.runs.run import Run
 from pfedme.training.pilot import pilot
 
-MENU = 3
+NEWCOMER_ROWS = (5, 20, 100, 400)
+"""Numbers of training rows that newcomers are given."""
+MENU = 5
 """To be raised when clients choose from other models, or in another way: all units are measured again."""
 NAMING = 1
 """To be raised when kinds of difference are named in another way: all are named again."""
@@ -80,7 +82,9 @@ def measure(setting: Setting, seed: int, scale: Scale) -> Unit:
         finished = FinishedRun.trained(settled(setting.run(seed, scale=scale, newcomers=True)))
         newcomers = finished.run.parties()[1]
         assert newcomers is not None
-        unit["newcomers"] = [dataclasses.asdict(v) for v in newcomer_curve(finished, newcomers, how)]
+        unit["newcomers"] = [
+            dataclasses.asdict(v) for v in newcomer_curve(finished, newcomers, how, rows=NEWCOMER_ROWS)
+        ]
     return unit
 
 

@@ -221,6 +221,12 @@ def page(rows: Sequence[Row], curves: dict[str, list[Level]], units: dict[str, l
     most = sorted(share, key=lambda name: -share[name])[:3]
     lonely = [f"{100 * share[name]:.0f} % choose alone on {by_name[name].setting.about}" for name in most]
     real = sum(row.setting.kind == "unknown" for row in rows)
+    seeds = rows[0].over_alone.seeds
+    over = (
+        f"means over clients and {seeds} seeds, with\n95 % intervals over seeds"
+        if seeds > 1
+        else "means over clients, of a\nsingle seed, so that differences of a point or less can be chance"
+    )
     return f"""\
 # When does joining pay?
 
@@ -231,8 +237,7 @@ would have had alone. This page measures what each is worth on {len(rows)} feder
 to clients that have nothing in common, with few and many rows; {real} of them are tables with real clients.
 *Recommended* is the model that each client chooses for itself on rows that it has held out
 (`--personalize auto`); test rows are read once, after all choices. Numbers are percent of a client's test
-rows, or 100 R² where the label is a quantity, means over clients and {rows[0].over_alone.seeds} seeds, with
-95 % intervals over seeds.
+rows, or 100 R² where the label is a quantity, {over}.
 
 {main_table(rows)}
 *Label prior* is the shared model (FedAvg's) with log π_i − log π in its logits, where π_i are the client's
@@ -266,6 +271,8 @@ tables split, again for each seed.
 ## What choosing costs
 
 {choosing(rows)}
+- The constants of the choice (`pooled`, `caution`) were set with some of these federations in view, by
+  letting half of the held-out rows choose and judging by the other half; test rows had no part in it.
 
 ## What works for which kind of difference
 

@@ -136,7 +136,8 @@ class Study:
     def footer(self, seeds: int) -> str:
         """The same as a line of Markdown."""
         p = self.provenance(seeds)
-        return f"\n`{p['command']}` · pfedme {p['version']} · {seeds} seeds · {p['date']}\n"
+        many = f"{seeds} seed{'s' if seeds > 1 else ''}"
+        return f"\n`{p['command']}` · pfedme {p['version']} · {many} · {p['date']}\n"
 
 
 def last(values: Sequence[float]) -> float:

@@ -242,17 +242,21 @@ class Level:
 
 
 def newcomer_curve(
-    finished: FinishedRun, newcomers: Federation, how: Personalize, watch: Watch = _unwatched
+    finished: FinishedRun,
+    newcomers: Federation,
+    how: Personalize,
+    watch: Watch = _unwatched,
+    rows: Sequence[int] = NEWCOMER_ROWS,
 ) -> list[Level]:
     """How newcomers fare, by the number of their training rows."""
-    sizes = [n for n in NEWCOMER_ROWS if (newcomers.n_train >= n).any()]
+    sizes = [n for n in rows if (newcomers.n_train >= n).any()]
     levels = []
-    for k, rows in enumerate(sizes):
-        watch(f"newcomers with {rows} rows", k, len(sizes))
-        some = newcomers.limit(rows)
+    for k, size in enumerate(sizes):
+        watch(f"newcomers with {size} rows", k, len(sizes))
+        some = newcomers.limit(size)
         found = finished.to_newcomers(some, how)
         gain = found.gains("alone").mean()
-        levels.append(Level(rows, some.clients, methods(found), gain and gain._asdict(), found.measure.key))
+        levels.append(Level(size, some.clients, methods(found), gain and gain._asdict(), found.measure.key))
     return levels
 
 
