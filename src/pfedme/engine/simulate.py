@@ -119,7 +119,7 @@ class Simulation:
     def at_once(self) -> int:
         """How many such runs to run together, so that their clients' models fit into the caches."""
         shapes = jax.eval_shape(self.model.init, self.key)
-        models = 2 * self.cohort * sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
+        models = 2 * self.places * sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
         return max(1, CACHE_BYTES // models)
 
     def start(self, server: Any = None) -> State:

@@ -30,6 +30,9 @@ FIRST_CLIP = 0.1
 """The first C if it adapts (Andrew et al., 2021)."""
 VOTES = 20
 """σ_b, the noise on the number of uploads that were not clipped, is S divided by this (likewise)."""
+DROWNING = 0.5
+"""The length of all noise, as a share of the furthest that clients can move the model, above which a run is
+unlikely to be of use."""
 
 COVERED = "the shared model of every round, whoever sees it, and what clients make of it for themselves"
 NOT_COVERED = (
@@ -80,24 +83,28 @@ class ClientPlan:
         return Event(self.rate, self.noise, self.rounds if rounds is None else rounds)
 
     @property
-    def drowning(self) -> float:
+    def in_round(self) -> float:
         """z √d/S: the length of the noise in a round, divided by the furthest that S clients can move the
         mean, which is C."""
-        return (
-            beside_votes(self.noise, self.cohort, self.spec.clip == 0) * math.sqrt(self.numbers) / self.cohort
-        )
+        z = beside_votes(self.noise, self.cohort) if self.spec.clip == 0 else self.noise
+        return z * math.sqrt(self.numbers) / self.cohort
+
+    @property
+    def in_all(self) -> float:
+        """The same over all rounds, in which noise grows with √T and what clients do with T at most."""
+        return self.in_round / math.sqrt(max(1, self.rounds))
 
     @property
     def warning(self) -> str:
-        """What to tell before training, if the noise is longer than anything that clients can say."""
-        if self.drowning <= 1:
+        """What to tell before training, if there is more noise than clients can make up for."""
+        if self.in_all <= DROWNING:
             return ""
-        enough = math.ceil(self.clients * self.drowning)
         return (
-            f"Noise drowns the signal: in each round it is {self.drowning:.3g} times as long as the "
-            f"furthest that {self.cohort:,} clients can move the model. With the same epsilon and the same "
-            f"share of clients in a round, it would be as long with {enough:,} clients, and a tenth with "
-            f"{10 * enough:,}. For fewer clients, --dp rows protects single rows."
+            f"Noise drowns the signal: it is {self.in_round:.3g} times as long as the furthest that "
+            f"{self.cohort:,} clients can move the model in a round, and {self.in_all:.2g} times over all "
+            f"{self.rounds:,} rounds. With the same epsilon and the same share of clients in a round, that "
+            f"would be a tenth with {math.ceil(10 * self.clients * self.in_all):,} clients. For fewer, "
+            "--dp rows protects single rows."
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -118,7 +125,9 @@ class ClientPlan:
             "rounds": self.rounds,
             "noise": float(f"{self.noise:.6g}"),
             "spent": float(f"{self.epsilon:.6g}"),
-            "noise_to_signal": float(f"{self.drowning:.3g}"),
+            "noise_to_signal": {
+                "round": float(f"{self.in_round:.3g}"), "all_rounds": float(f"{self.in_all:.3g}")
+            },
             "covered": COVERED,
             "not_covered": list(NOT_COVERED),
             **({"warning": self.warning} if self.warning else {}),
@@ -136,10 +145,10 @@ def sampling(clients: int, cohort: int) -> str:
     return f"Poisson, {cohort:,} of {clients:,} clients expected in a round"
 
 
-def beside_votes(noise: float, cohort: int, adapts: bool = True) -> float:
+def beside_votes(noise: float, cohort: int) -> float:
     """z_Δ = (z⁻² − (2σ_b)⁻²)^(−1/2): the noise multiplier of the sum, if C adapts by a noisy number of votes
     of ±1/2, so that both together are a mechanism with noise multiplier z; infinite if that cannot be."""
-    if not adapts or not noise:
+    if not noise:
         return noise
     left = noise**-2 - (2 * cohort / VOTES) ** -2
     return left**-0.5 if left > 0 else math.inf

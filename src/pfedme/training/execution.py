@@ -331,12 +331,19 @@ class Execution:
             "environment": environment(),
             "timing": {**self.timing, "rounds": self.run.rounds},
             "cost": self.cost,
-            **({"privacy": self.simulation.privacy.to_json()} if self.simulation.privacy else {}),
+            **self.told_privacy(),
             **self.told_auto(status),
             "history": self.history,
             "final": self.history[-1] if status == "finished" else None,
             **({"track": self.tracking.to_json()} if self.tracking.trackers else {}),
         }
+
+    def told_privacy(self) -> dict[str, Any]:
+        """`privacy`, if the run has any."""
+        if self.simulation.privacy is None:
+            return {}
+        clip = {"last_clip": float(self.state.clip)} if self.simulation.mean and self.state.clip != () else {}
+        return {"privacy": self.simulation.privacy.to_json() | clip}
 
     def told_auto(self, status: str) -> dict[str, Any]:
         """`auto` and `threshold`, if there is something to report."""
