@@ -482,6 +482,8 @@ def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(tmp_path: Path, clip:
     again = resume(tmp_path / "part")
     assert_same_bits((whole.w, whole.theta), (again.w, again.theta))
     assert whole.record["final"] == again.record["final"]
+    assert whole.record["privacy"] == again.record["privacy"]
+    assert ("last_clip" in whole.record["privacy"]) == (clip == 0)
 
 
 def test_a_private_run_that_diverges_is_not_started_again(tmp_path: Path):

@@ -338,8 +338,9 @@ class Execution:
         """`privacy`, if the run has any."""
         if self.simulation.privacy is None:
             return {}
-        clip = {"last_clip": float(self.state.clip)} if self.simulation.mean and self.state.clip != () else {}
-        return {"privacy": self.simulation.privacy.to_json() | clip}
+        mean = self.simulation.mean
+        last = {"last_clip": float(self.state.clip)} if mean is not None and mean.adapts else {}
+        return {"privacy": self.simulation.privacy.to_json() | last}
 
     def told_auto(self, status: str) -> dict[str, Any]:
         """`auto` and `threshold`, if there is something to report."""
