@@ -211,7 +211,7 @@ class Execution:
             "steps": {name: getattr(steps, name) for name in steps.steps},
             "L": float(f"{self.simulation.smoothness():.3g}") if found else None,
             "retries": self.retries,
-            "weights": weights(steps, self.simulation.federation),
+            "weights": weights(steps, self.simulation.federation) if self.simulation.mean is None else None,
         }
 
     def slower(self) -> bool:
