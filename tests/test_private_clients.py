@@ -459,6 +459,8 @@ def test_a_run_its_record_its_report_its_command_and_its_repetition(tmp_path: Pa
     again = json.loads((tmp_path / "b" / "record.json").read_text())
     assert (again["config"], again["final"]) == (told["config"], told["final"])
     assert Run.from_json(told["config"]).privacy == Clients(epsilon=20.0, delta=1e-3, clip=0.5)
+    assert main(["audit", str(out)]) == 2
+    assert "claims privacy of clients, and an audit looks for single rows" in capsys.readouterr().err
     del told["privacy"]["delta"]
     (out / "record.json").write_text(json.dumps(told))
     with pytest.raises(InputError, match="is damaged"):
@@ -482,6 +484,8 @@ def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(tmp_path: Path, clip:
     again = resume(tmp_path / "part")
     assert_same_bits((whole.w, whole.theta), (again.w, again.theta))
     assert whole.record["final"] == again.record["final"]
+    assert whole.record["privacy"] == again.record["privacy"]
+    assert ("last_clip" in whole.record["privacy"]) == (clip == 0)
 
 
 def test_a_private_run_that_diverges_is_not_started_again(tmp_path: Path):

@@ -55,8 +55,8 @@ class Subject:
             raise InputError(f"{folder.record} is damaged: {error}; start the run again.") from None
         if run.privacy is not None and not isinstance(run.privacy, Rows):
             raise InputError(
-                f"{path} claims privacy of {run.privacy.name}; audits are of runs that claim privacy of "
-                "rows, or none."
+                f"{path} claims privacy of {run.privacy.name}, and an audit looks for single rows, which are "
+                "not what it protects; audit a run that claims privacy of rows, or none."
             )
         run, simulation = run.prepare()
         tensors, about = read_models(folder.model)

@@ -213,7 +213,7 @@ class Execution:
             "steps": {name: getattr(steps, name) for name in steps.steps},
             "L": float(f"{self.simulation.smoothness():.3g}") if found else None,
             "retries": self.retries,
-            "weights": weights(steps, self.simulation.federation),
+            "weights": weights(steps, self.simulation.federation) if self.simulation.mean is None else None,
         }
 
     def slower(self) -> bool:
@@ -342,8 +342,9 @@ class Execution:
         """`privacy`, if the run has any."""
         if self.simulation.privacy is None:
             return {}
-        clip = {"last_clip": float(self.state.clip)} if self.simulation.mean and self.state.clip != () else {}
-        return {"privacy": self.simulation.privacy.to_json() | clip}
+        mean = self.simulation.mean
+        last = {"last_clip": float(self.state.clip)} if mean is not None and mean.adapts else {}
+        return {"privacy": self.simulation.privacy.to_json() | last}
 
     def told_auto(self, status: str) -> dict[str, Any]:
         """`auto` and `threshold`, if there is something to report."""
