@@ -157,7 +157,7 @@ def main() -> None:
         print(f"{clients:,} clients, written in {made['seconds']:.0f} s with {made['memory']:.2f} GiB\n")
         print("| rows | GB | start | a round, mean | median | evaluation | memory | and pages of files |")
         print("|---|---|---|---|---|---|---|---|")
-        for what in ("some, in memory", "some, mapped", "all, cold"):
+        for what in ("all, cold", "some, mapped", "some, in memory"):
             m = child(*words, "--only", what)
             print(
                 f"| {what} | {m['gb']:.1f} | {m['start']:.1f} s | {1e3 * float(m['round']):.0f} ms | "

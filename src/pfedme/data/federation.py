@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import dataclasses
+import mmap
 import os
 import tempfile
+import threading
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +24,10 @@ if TYPE_CHECKING:
 
 Part = Literal["train", "validation", "test"]
 """The purpose of rows."""
+
+
+READ_AHEAD = 2**31
+"""Bytes of mapped files that are read ahead."""
 
 
 class Stamp(NamedTuple):
@@ -44,6 +51,16 @@ def aligned(shape: tuple[int, ...], dtype: np.typing.DTypeLike) -> np.ndarray:
     raw = np.empty(size + 64, np.uint8)
     skip = -raw.ctypes.data % 64
     return raw[skip : skip + size].view(dtype).reshape(shape)
+
+
+def will_need(x: np.ndarray, first: np.ndarray, count: np.ndarray) -> None:
+    """Asks the operating system to read bytes first[i] ... first[i] + count[i] − 1 of a mapped array."""
+    if not hasattr(mmap, "MADV_WILLNEED"):  # on Windows
+        return
+    advise = ctypes.CDLL(None).madvise
+    for start, size in zip((x.ctypes.data + first).tolist(), count.tolist(), strict=True):
+        page = start // mmap.PAGESIZE * mmap.PAGESIZE
+        advise(ctypes.c_void_p(page), ctypes.c_size_t(start + size - page), mmap.MADV_WILLNEED)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -244,6 +261,20 @@ class Federation:
                 file.write(self.x[rows[at : at + step]].data)
             file.flush()
             return np.memmap(file, self.x.dtype, "r", 0, shape)
+
+    def draws_ahead(self, clients: int) -> int:
+        """How many draws of so many clients to read ahead."""
+        return max(1, READ_AHEAD // max(1, clients * self.x.nbytes // self.clients)) if self.mapped else 2**31
+
+    def read_ahead(self, clients: np.ndarray) -> None:
+        """If rows are mapped from a file, checks that it is unchanged, and asks the operating system to read
+        the training rows of these clients, in this order: that is faster than to read each when it is first
+        used."""
+        self.check_unchanged()
+        size = self.x.strides[0]
+        first, count = (values[clients] * size for values in self.rows("train"))
+        if self.mapped and count.sum() <= READ_AHEAD:
+            threading.Thread(target=will_need, args=(self.x, first, count), daemon=True).start()
 
     def check_unchanged(self) -> None:
         """Raises an error if a file that rows are mapped from was changed since."""

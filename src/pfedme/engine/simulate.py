@@ -264,9 +264,9 @@ def advance(
     The runs share the federation and the size of the cohort; they differ only in seeds and floats such as λ.
     A run's result depends on the number of runs only through rounding, and not at all on the other runs.
     """
-    simulations[0].federation.check_unchanged()
+    federation, cohort = simulations[0].federation, simulations[0].places
     steady = (sim.same_steps(state.t) for sim, state in zip(simulations, states, strict=True))
-    rounds = min(rounds, MOST_ROUNDS, *steady)
+    rounds = min(rounds, MOST_ROUNDS, federation.draws_ahead(len(simulations) * cohort), *steady)
     if rounds == 0:
         return [(state, True) for state in states]
     drawn = [
@@ -274,7 +274,7 @@ def advance(
         for sim, state in zip(simulations, states, strict=True)
     ]
     who = np.concatenate(drawn, axis=1)
-    cohort = simulations[0].places
+    federation.read_ahead(who[who < federation.clients])
     run = np.repeat(np.arange(len(drawn)), cohort)
     who = np.stack([padded(members) for members in np.resize(who, (MOST_ROUNDS, len(run)))])
     jobs = tuple(sim.job(state.t) for sim, state in zip(simulations, states, strict=True))
