@@ -19,7 +19,8 @@ from pfedme.core.normalised import NormalisedNetwork
 from pfedme.core.problem import Problem
 from pfedme.core.tree import Params
 from pfedme.data.federation import Federation
-from pfedme.engine.simulate import Simulation, State, Store
+from pfedme.engine.simulate import Simulation, State
+from pfedme.engine.store import Store
 
 A = TypeVar("A", bound=Algorithm)
 T = TypeVar("T")

@@ -38,7 +38,8 @@ from pfedme.engine.choices import (
 )
 from pfedme.engine.metrics import Blocks, Outcomes, outcomes, over_clients
 from pfedme.engine.personalized import Candidate, Personalized, paired
-from pfedme.engine.simulate import Simulation, Store
+from pfedme.engine.simulate import Simulation
+from pfedme.engine.store import Store
 from pfedme.errors import InputError, Interrupted
 from pfedme.personalization.finished import FinishedRun, newcomer_curve, summary
 from pfedme.runs.run import Run

@@ -11,7 +11,7 @@ from laws import federation, point, problem, softmax_regression
 
 from pfedme.core.private import scaled
 from pfedme.core.problem import BLOCK
-from pfedme.engine.simulate import Store
+from pfedme.engine.store import Store
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 187, 2**16 - 1, 2**16, 2**16 + 1, 10**6, 2**31 - 1])

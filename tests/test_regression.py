@@ -55,7 +55,8 @@ from pfedme.engine.choices import (
 )
 from pfedme.engine.metrics import Blocks, outcomes
 from pfedme.engine.personalized import Candidate
-from pfedme.engine.simulate import Simulation, Store
+from pfedme.engine.simulate import Simulation
+from pfedme.engine.store import Store
 from pfedme.errors import InputError
 from pfedme.personalization.finished import summary
 from pfedme.report.describe import describe

@@ -24,6 +24,8 @@ START_S = 600
 """Seconds that hosts wait for the last of them at the beginning."""
 END_S = 3600
 """Seconds that hosts wait for the last of them at the end."""
+ONE_HOST = ("compare", "personalize", "advise", "tune", "reproduce", "study", "audit")
+"""Commands that train, and work on one host."""
 SILENT_S = 100
 """Seconds after which a host that is no longer heard of counts as lost."""
 
@@ -112,12 +114,11 @@ def _of_kubernetes(environment: Mapping[str, str]) -> dict[str, str]:
 
 def refuse_hosts(command: str, environment: Mapping[str, str] = os.environ) -> None:
     """Raises an error if a command that works on one host was started on several."""
-    none = argparse.Namespace(**dict.fromkeys(Place._fields))
     hosts = environment.get("PFEDME_HOSTS") or _of_slurm(environment).get("hosts", "1")
-    if hosts != "1" and place(none, environment):
+    if hosts != "1":
         raise InputError(
             f"'pfedme {command}' works on one host, and this is one of {hosts}; start it once, or set "
-            "PFEDME_HOSTS=1 to start it on each of them."
+            "PFEDME_HOSTS=1 if each of them is to do it."
         )
 
 

@@ -36,7 +36,8 @@ from pfedme.engine.measure import ACCURACY, R2, Measure
 from pfedme.engine.metrics import Blocks, Outcomes, Spread, outcomes, score
 from pfedme.engine.personalized import Candidate, Personalized
 from pfedme.engine.rowmetrics import Value
-from pfedme.engine.simulate import Simulation, State, Store
+from pfedme.engine.simulate import Simulation, State
+from pfedme.engine.store import Store
 
 PATH = (100.0, 30.0, 10.0, 3.0, 1.0, 0.3, 0.1, 0.03, 0.01)
 """The values of λ between ∞ and 0."""

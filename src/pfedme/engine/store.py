@@ -1,0 +1,60 @@
+"""A federation's rows on the devices."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+
+from pfedme.core.models import Model
+from pfedme.core.private import Private
+from pfedme.core.problem import Order, Problem
+from pfedme.data.federation import Federation
+from pfedme.engine.devices import own_rows, replicate
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["x", "y", "start", "n_train", "n_test", "ids"],
+    meta_fields=["longest"],
+)
+@dataclasses.dataclass(frozen=True)
+class Store:
+    """A federation's rows as the compiled program sees them."""
+
+    x: jax.Array
+    y: jax.Array
+    start: jax.Array
+    n_train: jax.Array
+    n_test: jax.Array
+    ids: jax.Array
+    longest: int
+
+    @classmethod
+    def of(cls, federation: Federation) -> Store:
+        """The rows of a federation."""
+        f = federation
+        before = 0 if f.home is None else f.local_start - f.start
+        where = (f.rows("train")[0] + before, f.rows("train")[1], f.n_test)
+        y = f.y
+        if f.home is not None:
+            own = y[np.repeat(f.home == f.host, f.count)]
+            y = np.pad(own, (0, len(f.x) - len(own)))
+        columns = (*(a.astype(np.int32) for a in where), f.ids)
+        # Includes validation rows, so that the folds of a federation share compiled programs.
+        longest = int((f.n_val + f.n_train).max())
+        return cls(own_rows(f.x), own_rows(y), *(replicate(column) for column in columns), longest=longest)
+
+    def without_rows(self) -> Store:
+        """Everything but the rows, which `over_devices` passes on their own."""
+        return dataclasses.replace(self, x=None, y=None)
+
+    def problem(
+        self, model: Model, i: Any, t: Any = 0, order: Order = "random", private: Private | None = None
+    ) -> Problem:
+        """The learning problem of client i in round t."""
+        own = self.start[i], self.n_train[i], self.n_test[i]
+        return Problem(model, self.x, self.y, *own, t, self.longest, order, private)
