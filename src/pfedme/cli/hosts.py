@@ -18,7 +18,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from pfedme.errors import InputError, RunError
+from pfedme.cli.interrupts import INTERRUPTED
+from pfedme.errors import Diverged, InputError, Interrupted, RunError
 
 START_S = 600
 """Seconds that hosts wait for the last of them at the beginning."""
@@ -141,10 +142,10 @@ def together(where: Place | None, out: Path | str) -> Iterator[bool]:
             lost.is_reported = True
             atexit.register(_leave, 1)
             raise RunError(lost.sentence) from error
-        if isinstance(error, InputError):  # perhaps of this host alone: the others are not coming to its end
-            atexit.register(_leave, 2)
-        else:
+        if isinstance(error, Diverged | Interrupted):
             _part()
+        else:  # perhaps of this host alone: the others are not coming to this end
+            atexit.register(_leave, 2 if isinstance(error, InputError) else 1)
         raise
     _part()
 
@@ -211,7 +212,7 @@ def _handle_signals() -> None:
 
     def stop(number: int, _: object) -> None:
         stop_together()
-        signal.signal(number, signal.default_int_handler)  # the second time at once
+        signal.signal(number, lambda *_: _leave(INTERRUPTED))  # the second time at once
         print("pfedme: all hosts stop after these rounds", file=sys.stderr)
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

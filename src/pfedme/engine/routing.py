@@ -8,15 +8,31 @@ the last bits of a result depend on how many clients are mapped over together. W
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import operator
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from pfedme.engine.devices import as_shared_out, from_its_device, hosts, lanes, on_host, over_devices
+from pfedme.algorithms import Algorithm
+from pfedme.algorithms.aggregate import Combine, Mean
+from pfedme.core.tree import record
+from pfedme.engine.devices import (
+    as_shared_out,
+    from_its_device,
+    hosts,
+    lanes,
+    on_host,
+    over_devices,
+    replicate,
+)
+
+T = TypeVar("T")
 
 
 class Route(NamedTuple):
@@ -43,6 +59,40 @@ class Route(NamedTuple):
     def at(self, k: Any) -> Route:
         """The route of round k of the given ones."""
         return self._replace(lanes=self.lanes[k])
+
+
+@record
+class MeanInOrder(Combine):
+    """`Mean` as one process computes it: a sum on each device, and their sum in the order of the devices.
+
+    Several hosts add up in an order of their own, and with more than two devices that changes the last bits.
+    """
+
+    name: ClassVar[str] = "mean in order"
+
+    def __call__(self, uploads: T, weights: jax.Array, key: jax.Array) -> T:
+        """The weighted mean of each array."""
+        devices = jax.device_count()
+
+        def mean(a: jax.Array) -> jax.Array:
+            kind = a.dtype if jnp.issubdtype(a.dtype, jnp.floating) else weights.dtype
+            missing = -len(a) % devices
+            work = jnp.pad(weights.astype(kind), (0, missing)), _with_zeros(a.astype(kind), missing)
+            sums = replicate(over_devices(lambda _, own: jnp.tensordot(*own, 1)[None], (), work))
+            return functools.reduce(operator.add, [sums[k] for k in range(devices)])
+
+        return jax.tree.map(mean, uploads)
+
+
+def _with_zeros(a: jax.Array, rows: int) -> jax.Array:
+    return jnp.pad(a, [(0, rows)] + [(0, 0)] * (a.ndim - 1))
+
+
+def in_order(algorithm: Algorithm) -> Algorithm:
+    """The algorithm as several hosts carry it out."""
+    if hosts() == 1 or jax.device_count() == 2 or type(algorithm.combine) is not Mean:
+        return algorithm
+    return dataclasses.replace(algorithm, combine=MeanInOrder())
 
 
 def routed(

@@ -29,7 +29,7 @@ from pfedme.engine.devices import over_devices, padded, read, replicate
 from pfedme.engine.evaluation import Evaluation
 from pfedme.engine.exchange import first_model, first_server, first_state, server_key
 from pfedme.engine.metrics import Blocks, Scores, Spread, score
-from pfedme.engine.routing import Route, routed, where_rows_are
+from pfedme.engine.routing import Route, in_order, routed, where_rows_are
 from pfedme.engine.store import Store
 from pfedme.errors import InputError
 from pfedme.privacy.rows import RowPlan, check_algorithm
@@ -105,7 +105,7 @@ class Simulation:
         """What stays the same in the rounds around t."""
         quarters = sum(t >= at for at in self.quarter_at)
         algorithm = self.algorithm.slower(0.25**quarters) if quarters else self.algorithm
-        return Job(algorithm, self.model, self.key, self.private)
+        return Job(in_order(algorithm), self.model, self.key, self.private)
 
     def same_steps(self, t: int) -> int:
         """Number of rounds from round t that have the same step sizes."""
