@@ -24,7 +24,14 @@ from pfedme.data.federation import Federation
 from pfedme.data.synthetic import Synthetic
 from pfedme.errors import InputError
 
-DRIVER = "import sys; from pfedme.cli import main; sys.exit(main())"
+DRIVER = """
+import sys
+import pfedme.training.execute, pfedme.training.execution
+if sys.argv.pop(1) == "slowly":  # a checkpoint after every round
+    pfedme.training.execute.CALL_S = pfedme.training.execution.CHECKPOINT_EVERY_S = 0.0
+from pfedme.cli import main
+sys.exit(main())
+"""
 DATA = ["--data", "synthetic:clients=7,rows=30,features=6,classes=3", "--model", "dnn:hidden=5"]
 STEPS = ["--R", "2", "--B", "5", "--eta", "0.01", "--alpha", "0.02"]
 SHORT = ["run", "pfedme", *DATA, *STEPS, "--rounds", "5", "--cohort", "3", "--eval-every", "5"]
@@ -38,18 +45,18 @@ def free_port() -> int:
         return found.getsockname()[1]
 
 
-def start(words: Sequence[str], devices: int = 1) -> subprocess.Popen[str]:
+def start(words: Sequence[str], devices: int = 1, pace: str = "usual") -> subprocess.Popen[str]:
     """pfedme in a process of its own with so many devices."""
     environment = {**os.environ, "JAX_NUM_CPU_DEVICES": str(devices)}
     return subprocess.Popen(
-        [sys.executable, "-c", DRIVER, *words], env=environment, text=True,
+        [sys.executable, "-c", DRIVER, pace, *words], env=environment, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
 
 
 @contextlib.contextmanager
 def started(
-    hosts: int, words: Sequence[str], *, devices: int = 1, late: float = 0.0
+    hosts: int, words: Sequence[str], *, devices: int = 1, late: float = 0.0, pace: str = "usual"
 ) -> Iterator[list[subprocess.Popen[str]]]:
     """The same command on several hosts on loopback, the last of them so many seconds `late`."""
     port, processes = free_port(), list[subprocess.Popen[str]]()
@@ -57,7 +64,7 @@ def started(
         for k in range(hosts):
             time.sleep(late if k == hosts - 1 else 0)
             where = ["--hosts", str(hosts), "--host", str(k), "--coordinator", f"127.0.0.1:{port}"]
-            processes.append(start([*words, *where], devices))
+            processes.append(start([*words, *where], devices, pace))
         yield processes
     finally:
         for process in processes:
@@ -127,7 +134,7 @@ def test_four_devices_on_several_hosts_do_what_they_do_in_one_process(
     assert contents(tmp_path / "several") == alone(SHORT, tmp_path / "one", 4)
 
 
-LONG = ["run", "pfedme", *DATA, *STEPS, "--rounds", "40000", "--cohort", "3", "--eval-every", "40000"]
+LONG = ["run", "pfedme", *DATA, *STEPS, "--rounds", "400", "--cohort", "3", "--eval-every", "400"]
 
 
 def until_saved(out: Path, processes: Sequence[subprocess.Popen[str]]) -> None:
@@ -143,7 +150,7 @@ def until_saved(out: Path, processes: Sequence[subprocess.Popen[str]]) -> None:
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_host_that_is_killed_ends_the_others_and_fewer_resume(victim: int, tmp_path: Path):
     out = tmp_path / "run"
-    with started(2, [*LONG, "--out", str(out)]) as processes:
+    with started(2, [*LONG, "--out", str(out)], pace="slowly") as processes:
         until_saved(out, processes)
         processes[victim].send_signal(signal.SIGKILL)
         begin = time.monotonic()
@@ -163,7 +170,7 @@ def test_a_host_that_is_killed_ends_the_others_and_fewer_resume(victim: int, tmp
 @pytest.mark.slow
 def test_one_process_stops_and_two_hosts_resume_without_the_folder_on_the_second(tmp_path: Path):
     out = tmp_path / "run"
-    process = start([*LONG, "--out", str(out)], devices=2)
+    process = start([*LONG, "--out", str(out)], devices=2, pace="slowly")
     until_saved(out, [process])
     process.send_signal(signal.SIGKILL)
     process.communicate()
@@ -180,7 +187,7 @@ def test_one_process_stops_and_two_hosts_resume_without_the_folder_on_the_second
 @pytest.mark.slow
 def test_all_hosts_stop_when_one_is_told_to(tmp_path: Path):
     out = tmp_path / "run"
-    with started(2, [*LONG, "--out", str(out)]) as processes:
+    with started(2, [*LONG, "--out", str(out)], pace="slowly") as processes:
         until_saved(out, processes)
         processes[1].send_signal(signal.SIGTERM)
         errors = [process.communicate(timeout=200)[1] for process in processes]
