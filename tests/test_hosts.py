@@ -147,6 +147,18 @@ def until_saved(out: Path, processes: Sequence[subprocess.Popen[str]]) -> None:
 
 
 @pytest.mark.slow
+def test_a_host_that_falls_silent_ends_the_others(tmp_path: Path):
+    """Its connections stay open, as if its network had gone."""
+    with started(2, [*LONG, "--out", str(tmp_path / "run")], pace="slowly") as processes:
+        until_saved(tmp_path / "run", processes)
+        processes[1].send_signal(signal.SIGSTOP)
+        _, error = processes[0].communicate(timeout=400)
+    assert processes[0].returncode == 1
+    assert LOST.search(error), error
+    assert "Traceback" not in error
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_host_that_is_killed_ends_the_others_and_fewer_resume(victim: int, tmp_path: Path):
     out = tmp_path / "run"
@@ -208,6 +220,49 @@ def test_wrong_input_is_said_by_all_hosts(tmp_path: Path):
         errors = [process.communicate(timeout=200)[1] for process in processes]
     assert [process.returncode for process in processes] == [2, 2], errors
     assert all(f"{tmp_path} is not empty and holds no run" in error for error in errors)
+
+
+MEMORY = """
+import gc, sys
+from pathlib import Path
+import jax
+from pfedme.data.synthetic import Synthetic
+from pfedme.engine.store import Store
+from pfedme.runs.run import load
+hosts, host, port = map(int, sys.argv[1:])
+if hosts > 1:
+    address = f"127.0.0.1:{port}"
+    jax.distributed.initialize(address, hosts, host, coordinator_bind_address=address)
+def held():
+    gc.collect()
+    return int(Path("/proc/self/status").read_text().split("RssAnon:")[1].split()[0]) / 1024
+jax.devices()
+before = held()
+federation = load(Synthetic(clients=20, rows=8000, features=200, classes=3))
+store = jax.block_until_ready(Store.of(federation))
+print(held() - before, file=sys.stderr)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="there is no /proc")
+def test_two_hosts_hold_half_of_the_rows_each():
+    """The rows are 122 MiB, and all cores of a host share them."""
+
+    def held(hosts: int) -> list[float]:
+        environment, port = {**os.environ, "JAX_NUM_CPU_DEVICES": "2"}, free_port()
+        processes = [
+            subprocess.Popen(
+                [sys.executable, "-c", MEMORY, str(hosts), str(host), str(port)],
+                env=environment, text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+            )
+            for host in range(hosts)
+        ]  # fmt: skip
+        return [float(process.communicate(timeout=500)[1].splitlines()[-1]) for process in processes]
+
+    (whole,) = held(1)
+    assert 120 < whole < 140
+    assert all(0.48 * whole < own < 0.56 * whole for own in held(2))
 
 
 @pytest.fixture(scope="module")

@@ -52,7 +52,7 @@ def carry_out(argv: list[str]) -> int:
     from pfedme.training.track import parse_trackers
 
     keep_compiled_programs()
-    with together(where, args.out or "DIR") as first:
+    with together(where, out if args.out or not (where and where.host) else "DIR") as first:
         track = parse_trackers(args.track) if first else ()
         with Bar(total=run.rounds or None, shown=first) as bar:
             result = execute(
