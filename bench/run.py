@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import hosts
 import jax.numpy as jnp
 import torch
 from cells import ALGORITHMS, CELLS, Cell, interleaved, median, ours
@@ -195,6 +196,8 @@ def main() -> None:
         results["cells"][name] = measure(cell, 1 if quick else 5)
     print("cores ...", file=sys.stderr, flush=True)
     results["cores_speedup"] = {} if quick else cores_speedup(2)
+    print("hosts ...", file=sys.stderr, flush=True)
+    results["hosts"] = [] if quick else hosts.measured()
     results["clients"] = []
     for n in () if quick else CLIENTS:
         print(f"{n:,} clients ...", file=sys.stderr, flush=True)

@@ -18,12 +18,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from pfedme.errors import InputError, RunError
+from pfedme.cli.interrupts import INTERRUPTED
+from pfedme.errors import Diverged, InputError, Interrupted, RunError
 
 START_S = 600
 """Seconds that hosts wait for the last of them at the beginning."""
 END_S = 3600
 """Seconds that hosts wait for the last of them at the end."""
+ONE_HOST = ("compare", "personalize", "advise", "tune", "reproduce", "study", "audit")
+"""Commands that train, and work on one host."""
 SILENT_S = 100
 """Seconds after which a host that is no longer heard of counts as lost."""
 
@@ -112,12 +115,11 @@ def _of_kubernetes(environment: Mapping[str, str]) -> dict[str, str]:
 
 def refuse_hosts(command: str, environment: Mapping[str, str] = os.environ) -> None:
     """Raises an error if a command that works on one host was started on several."""
-    none = argparse.Namespace(**dict.fromkeys(Place._fields))
     hosts = environment.get("PFEDME_HOSTS") or _of_slurm(environment).get("hosts", "1")
-    if hosts != "1" and place(none, environment):
+    if hosts != "1":
         raise InputError(
             f"'pfedme {command}' works on one host, and this is one of {hosts}; start it once, or set "
-            "PFEDME_HOSTS=1 to start it on each of them."
+            "PFEDME_HOSTS=1 if each of them is to do it."
         )
 
 
@@ -140,10 +142,10 @@ def together(where: Place | None, out: Path | str) -> Iterator[bool]:
             lost.is_reported = True
             atexit.register(_leave, 1)
             raise RunError(lost.sentence) from error
-        if isinstance(error, InputError):  # perhaps of this host alone: the others are not coming to its end
-            atexit.register(_leave, 2)
-        else:
+        if isinstance(error, Diverged | Interrupted):
             _part()
+        else:  # perhaps of this host alone: the others are not coming to this end
+            atexit.register(_leave, 2 if isinstance(error, InputError) else 1)
         raise
     _part()
 
@@ -210,7 +212,7 @@ def _handle_signals() -> None:
 
     def stop(number: int, _: object) -> None:
         stop_together()
-        signal.signal(number, signal.default_int_handler)  # the second time at once
+        signal.signal(number, lambda *_: _leave(INTERRUPTED))  # the second time at once
         print("pfedme: all hosts stop after these rounds", file=sys.stderr)
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

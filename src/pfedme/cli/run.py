@@ -10,7 +10,6 @@ from pfedme.cli.hosts import add_hosts, place, together
 from pfedme.cli.options import PERSONALIZE, new_parser, parsed
 from pfedme.cli.training import add_hyperparameters, add_recorded_training, algorithm_names, new_folder, runs
 from pfedme.core.spec import check
-from pfedme.errors import InputError
 from pfedme.runs.run import Run, parse_held_out
 
 EXAMPLES = """\
@@ -42,11 +41,8 @@ def carry_out(argv: list[str]) -> int:
     """Trains and prints the result."""
     args = parsed(parser(), argv)
     run, where = _described(args), place(args)
-    if where and (run.personalize or run.holdout_clients is not None):
-        raise InputError(
-            "Clients choose their models on one host; leave out --personalize and --holdout-clients, and use "
-            "'pfedme personalize' when the run has finished."
-        )
+    if where:
+        run.check_hosts()
     out = args.out or new_folder(run.algorithm.name)
 
     from pfedme.cli.results import show_run
@@ -56,7 +52,7 @@ def carry_out(argv: list[str]) -> int:
     from pfedme.training.track import parse_trackers
 
     keep_compiled_programs()
-    with together(where, args.out or "DIR") as first:
+    with together(where, out if args.out or not (where and where.host) else "DIR") as first:
         track = parse_trackers(args.track) if first else ()
         with Bar(total=run.rounds or None, shown=first) as bar:
             result = execute(

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 Part = Literal["train", "validation", "test"]
 """The purpose of rows."""
+SPARE = 512
+"""Rows of zeros after those of each of several hosts: as many as are ever read at a time."""
 
 
 READ_AHEAD = 2**31
@@ -103,6 +105,10 @@ class Federation:
     files."""
     mapped: tuple[tuple[Path, Stamp], ...] = ()
     """The files that the arrays are mapped from, as they were then."""
+    home: np.ndarray | None = None
+    """If several hosts share the rows: the number of the host that has the features of each client."""
+    host: int = 0
+    """The number of this host: x has only the rows of its clients, followed by rows of zeros."""
 
     @classmethod
     def split(
@@ -227,11 +233,7 @@ class Federation:
         rank = np.where(place < first, place + last - first, np.where(place < last, place - first, place))
         order = np.empty(len(self.y), np.int64)
         order[np.repeat(self.start, self.count) + rank] = np.arange(len(self.y))
-        origin = None if self.origin is None else self.origin[order]
-        return dataclasses.replace(
-            self, x=self._features(order), y=self.y[order], n_train=self.n_train - kept, n_val=kept,
-            origin=origin,
-        )  # fmt: skip
+        return self._with_rows(order, n_train=self.n_train - kept, n_val=kept)
 
     def pooled(self) -> Federation:
         """One client with the training rows of all clients, ordered by id, without validation or test rows.
@@ -319,19 +321,57 @@ class Federation:
         some = self.take(np.flatnonzero(self.n_train >= rows))
         place = np.arange(len(some.y)) - np.repeat(some.start, some.count)
         kept = (place < rows) | (place >= np.repeat(some.n_train, some.count))
-        origin = None if some.origin is None else some.origin[kept]
-        x, y = some._features(np.flatnonzero(kept)), some.y[kept]
-        return dataclasses.replace(some, x=x, y=y, n_train=np.full(some.clients, rows), origin=origin)
+        return some._with_rows(np.flatnonzero(kept), n_train=np.full(some.clients, rows))
 
     def take(self, clients: Sequence[int] | np.ndarray) -> Federation:
         """The federation of these clients, in this order; they keep their ids."""
         clients = np.asarray(clients)
         count = self.count[clients]
         rows = np.repeat(self.start[clients] - np.cumsum(count) + count, count) + np.arange(count.sum())
-        return dataclasses.replace(
-            self, x=self._features(rows), y=self.y[rows], n_train=self.n_train[clients],
-            n_test=self.n_test[clients], n_val=np.broadcast_to(self.n_val, self.clients)[clients],
-            ids=self.ids[clients],
+        return self._with_rows(
+            rows, n_train=self.n_train[clients], n_test=self.n_test[clients],
+            n_val=np.broadcast_to(self.n_val, self.clients)[clients], ids=self.ids[clients],
             names=None if self.names is None else tuple(self.names[i] for i in clients),
-            origin=None if self.origin is None else self.origin[rows],
+            home=None if self.home is None else self.home[clients],
         )  # fmt: skip
+
+    def of_host(self, host: int, hosts: int) -> Federation:
+        """The part of one of several hosts: all labels and counts, but the features of its clients alone.
+
+        Every host has as many clients, give or take one, in the order of their ids, as a cohort has.
+
+        >>> f = Federation.split([2, 1], np.ones((3, 1), np.float32), np.array([0, 1, 1]), classes=2)
+        >>> f.of_host(1, 2).x.sum(), f.of_host(1, 2).home
+        (np.float32(1.0), array([0, 1]))
+        """
+        rank = np.argsort(np.argsort(self.ids, kind="stable"), kind="stable")
+        return self._with_rows(np.arange(len(self.y)), home=rank * hosts // self.clients, host=host)
+
+    def _with_rows(self, rows: np.ndarray, **changes: Any) -> Federation:
+        """This federation with these rows of it, in this order, and other changes."""
+        origin = None if self.origin is None else self.origin[rows]
+        made = dataclasses.replace(self, y=self.y[rows], origin=origin, **changes)
+        if made.home is None:
+            return dataclasses.replace(made, x=self._features(rows))
+        if self.home is not None:
+            here = np.repeat(self.home == self.host, self.count)
+            rows = (np.cumsum(here) - 1)[rows[here[rows]]]
+        else:
+            rows = rows[np.repeat(made.home == made.host, made.count)]
+        heights = np.bincount(made.home, made.count)
+        x = aligned((int(heights.max()) + SPARE, *self.x.shape[1:]), self.x.dtype)
+        np.take(self.x, rows, axis=0, out=x[: len(rows)])
+        x[len(rows) :] = 0
+        return dataclasses.replace(made, x=x, mapped=())
+
+    @cached_property
+    def local_start(self) -> np.ndarray:
+        """Where each client's rows begin in x on its host."""
+        if self.home is None:
+            return self.start
+        order = np.argsort(self.home, kind="stable")
+        before = np.cumsum(self.count[order]) - self.count[order]
+        first = np.searchsorted(self.home[order], self.home[order])
+        found = np.empty(self.clients, np.int64)
+        found[order] = before - before[first]
+        return found

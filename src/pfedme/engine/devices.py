@@ -15,6 +15,7 @@ from functools import cache
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
@@ -24,7 +25,7 @@ from pfedme.files import cache_folder
 
 T = TypeVar("T")
 
-AXIS = "work"
+AXIS, HOST = "work", "host"
 
 
 def cores() -> int:
@@ -54,20 +55,79 @@ def keep_compiled_programs(least_s: float = 0.2) -> None:
     warnings.filterwarnings("ignore", r"Error (reading|writing) persistent compilation cache")
 
 
+def hosts() -> int:
+    """Number of hosts that carry out this program together."""
+    return jax.process_count() if jax.distributed.is_initialized() else 1
+
+
 @cache
 def mesh() -> Mesh:
-    """All devices in a row."""
-    return jax.make_mesh((jax.device_count(),), (AXIS,), axis_types=(AxisType.Auto,))
+    """All devices in a row; of several hosts, a row for each."""
+    if hosts() == 1:
+        return jax.make_mesh((jax.device_count(),), (AXIS,), axis_types=(AxisType.Auto,))
+    rows = np.array(jax.devices()).reshape(hosts(), -1)
+    return Mesh(rows, (HOST, AXIS), axis_types=(AxisType.Auto, AxisType.Auto))
 
 
-def over_devices(f: Callable[[Any, Any], T], shared: Any, work: Any) -> T:
-    """f(shared, work), where f maps the leading axis of `work` to that of its result, a part on each device.
+def over_devices(
+    f: Callable[..., T], shared: Any, work: Any, rows: Any = (), *, everywhere: bool = False
+) -> T:
+    """f(shared, work, *rows), where f maps the leading axis of `work` to that of its result, a part on each
+    device.
 
-    The size of that axis must be a multiple of the number of devices (see `padded`); all get `shared`.
+    The size of that axis must be a multiple of the number of devices (see `padded`). All get `shared`, and
+    `rows` of their own host (see `own_rows`). With `everywhere`, the result is the same on all devices.
     """
-    part, whole = PartitionSpec(AXIS), PartitionSpec()
-    run = jax.shard_map(f, mesh=mesh(), in_specs=(whole, part), out_specs=part, check_vma=False)
-    return run(shared, work)
+    part, whole = PartitionSpec(mesh().axis_names), PartitionSpec()
+    specs = (whole, part, *(_of_host() for _ in rows))
+    out = whole if everywhere else part
+    run = jax.shard_map(f, mesh=mesh(), in_specs=specs, out_specs=out, check_vma=False)
+    return run(shared, work, *rows)
+
+
+def _of_host() -> PartitionSpec:
+    """The placement of arrays of which each host has its own part."""
+    return PartitionSpec() if hosts() == 1 else PartitionSpec(HOST)
+
+
+def own_rows(a: np.ndarray) -> jax.Array:
+    """The rows of this host, which all of its devices share: as many on each host."""
+    if hosts() == 1:
+        return replicate(a)
+    shape = (hosts() * len(a), *a.shape[1:])
+    return jax.make_array_from_callback(shape, NamedSharding(mesh(), _of_host()), lambda _: a)
+
+
+def on_host() -> jax.Array:
+    """The number of the host of a device, within `over_devices`."""
+    return jax.lax.axis_index(HOST)
+
+
+def as_shared_out(a: Any) -> Any:
+    """`a`, which all devices have, with only a part of its leading axis used on each."""
+    return jax.lax.with_sharding_constraint(a, NamedSharding(mesh(), PartitionSpec(mesh().axis_names)))
+
+
+def from_its_device(a: jax.Array) -> jax.Array:
+    """The array whose numbers come from the one device on which they are not zero, within `over_devices`.
+
+    Sums of whole numbers are exact, whatever their order.
+    """
+    if jnp.issubdtype(a.dtype, jnp.floating):
+        whole = jnp.dtype(f"uint{8 * a.dtype.itemsize}")
+        return jax.lax.bitcast_convert_type(from_its_device(jax.lax.bitcast_convert_type(a, whole)), a.dtype)
+    if a.dtype == bool:
+        return from_its_device(a.astype(jnp.uint32)).astype(bool)
+    return jax.lax.psum(a, mesh().axis_names)
+
+
+def lanes(home: np.ndarray, size: int = 1) -> np.ndarray:
+    """Work dealt to the devices of the hosts where it has to be done: for each device the indices of its
+    items, followed by −1 up to a multiple of `size`, the same length for all, one device after another."""
+    of_host = jax.device_count() // hosts()
+    dealt = [part for h in range(hosts()) for part in np.array_split(np.flatnonzero(home == h), of_host)]
+    length = max(size, -(-max(map(len, dealt)) // size) * size)
+    return np.concatenate([np.pad(part, (0, length - len(part)), constant_values=-1) for part in dealt])
 
 
 def padded(a: np.ndarray) -> np.ndarray:
@@ -94,11 +154,6 @@ def replicate(a: Any) -> Any:
     return jax.device_put(a, everywhere) if hosts() == 1 else jax.tree.map(placed, a)
 
 
-def hosts() -> int:
-    """Number of hosts that carry out this program together."""
-    return jax.process_count()
-
-
 def check_even() -> None:
     """Raises an error unless all hosts have the same number of devices."""
     counts = np.bincount([device.process_index for device in jax.devices()])
@@ -109,9 +164,14 @@ def check_even() -> None:
         )
 
 
+def host() -> int:
+    """The number of this host."""
+    return jax.process_index() if hosts() > 1 else 0
+
+
 def is_first() -> bool:
     """Whether this host is the first, the only one that writes files and prints."""
-    return jax.process_index() == 0
+    return host() == 0
 
 
 def read(a: Any) -> np.ndarray:

@@ -15,7 +15,8 @@ from scipy.special import stdtrit
 from pfedme.core.losses import is_first_largest
 from pfedme.core.models import Model
 from pfedme.core.tree import Params
-from pfedme.engine.devices import over_devices, padded, read
+from pfedme.data.federation import Federation, Part
+from pfedme.engine.devices import lanes, over_devices, padded, read
 from pfedme.engine.rowmetrics import CLASS_KEYS, MOST_SCORES, ClassRows, NumberRows, Value
 
 LOWER_IS_BETTER = ("log_loss", "brier", "rmse", "mae")
@@ -32,6 +33,23 @@ class Blocks(NamedTuple):
     """Number of its rows that belong to the client; the rest is padding."""
     offset: np.ndarray
     """0, 1, ..., length − 1."""
+    home: np.ndarray | None = None
+    """If several hosts share the rows: the host of each block."""
+    local: np.ndarray | None = None
+    """Where the block starts in the store of that host."""
+    total: int = 0
+    """Number of rows of all hosts."""
+
+    @classmethod
+    def of(cls, federation: Federation, part: Part, who: np.ndarray) -> Blocks:
+        """Blocks of the rows of these clients."""
+        f, (start, count) = federation, federation.rows(part)
+        blocks = cls.cut(start[who], count[who])
+        if f.home is None:
+            return blocks
+        owner = who[blocks.client]
+        local = blocks.start - f.start[owner] + f.local_start[owner]
+        return blocks._replace(home=f.home[owner], local=local, total=len(f.y))
 
     @classmethod
     def cut(cls, start: np.ndarray, count: np.ndarray) -> Blocks:
@@ -48,12 +66,32 @@ class Blocks(NamedTuple):
         valid = np.minimum(count[client] - number * length, length)
         return cls(client, start[client] + number * length, valid, np.arange(length))
 
-    def padded(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Client, start and valid rows of each block, padded with empty blocks to a multiple of the
-        devices."""
-        client, start, valid = (padded(a) for a in self[:3])
-        valid[len(self.client) :] = 0
-        return client, start, valid
+    def work(self, stored: int) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
+        """What the devices work through: client, first row to read, first row and number of rows of each
+        block in a store of so many rows, and empty blocks to make equal parts; and the places of the blocks.
+        """
+        first = self.first_read(stored)
+        if self.home is None or self.local is None:
+            work = [padded(a) for a in (self.client, first, self.start, self.valid)]
+            work[3][len(self.client) :] = 0
+            return tuple(work), np.arange(len(self.client))
+        place = lanes(self.home)
+        first = np.maximum(self.local - (self.start - first), 0)
+        work = tuple(np.where(place < 0, 0, a[place]) for a in (self.client, first, self.local, self.valid))
+        return work, np.argsort(place, kind="stable")[np.sum(place < 0) :]
+
+    def first_read(self, stored: int) -> np.ndarray:
+        """The first row to read for each block: one that would extend past the end starts earlier."""
+        stored = self.total or stored
+        return np.minimum(self.start, stored - min(len(self.offset), stored))
+
+    def own(self, stored: int) -> np.ndarray:
+        """Which of the rows that are read for each block belong to it."""
+        moved = self.start - self.first_read(stored)
+        if self.local is not None:
+            moved = np.minimum(moved, self.local)
+        at = np.arange(min(len(self.offset), self.total or stored)) - moved[:, None]
+        return (at >= 0) & (at < self.valid[:, None])
 
     def owner(self) -> np.ndarray:
         """The client of each row."""
@@ -172,25 +210,25 @@ def score(
     clients: int,
     spread: Spread | None = None,
     positive: int | None = None,
+    labels: np.ndarray | None = None,
 ) -> Scores:
     """The scores of θ, one point for all clients or a stack with one point for each of `clients`.
 
     A regression also needs the spread of its labels. If a class counts as `positive` (any number in a
-    regression), rows are kept too, unless there are very many.
+    regression), rows are kept too, unless there are very many. `labels` are those of all rows, if y is not.
     """
     count = np.bincount(blocks.client, blocks.valid, clients).astype(np.int64)
     if not len(blocks.client):
         return Scores(np.zeros(clients), np.zeros(clients), count, spread)
-    client, start, valid = blocks.padded()
     outputs = model.classes or 1
     keep = positive is not None and count.sum() * outputs <= MOST_SCORES
-    sums = _block_sums(model, theta, x, y, client, start, valid, blocks.offset, each_row=False, scores=keep)
-    correct, loss = map(read, sums[:2])
+    sums = _of_blocks(model, theta, x, y, blocks, each_row=False, scores=keep)
+    correct, loss = sums[:2]
     rows = None
     if keep:
         assert positive is not None
-        scores = read(sums[2])[: len(blocks.client)].swapaxes(1, 2)[_own_rows(blocks, len(x))]
-        labels = read(y)[blocks.rows()]
+        scores = sums[2].swapaxes(1, 2)[blocks.own(len(x))]
+        labels = (read(y) if labels is None else labels)[blocks.rows()]
         owner = blocks.owner()
         if spread is None:
             rows = ClassRows(scores, labels, owner, clients, positive)
@@ -198,21 +236,12 @@ def score(
             labels = spread.unit * labels.astype(np.float64)
             rows = NumberRows(spread.unit * scores[:, 0].astype(np.float64) - labels, labels, owner, clients)
     return Scores(
-        correct=np.bincount(client, correct, clients),
-        loss=np.bincount(client, loss.astype(np.float64), clients),
+        correct=np.bincount(blocks.client, correct, clients),
+        loss=np.bincount(blocks.client, loss.astype(np.float64), clients),
         count=count,
         spread=spread,
         rows=rows,
     )
-
-
-def _own_rows(blocks: Blocks, stored: int) -> np.ndarray:
-    """Which rows of each block, as the compiled program returns them, belong to the client."""
-    length = min(len(blocks.offset), stored)
-    # A block that would extend past the end of the store was moved to start earlier.
-    moved = np.maximum(0, blocks.start + length - stored)
-    at = np.arange(length) - moved[:, None]
-    return (at >= 0) & (at < blocks.valid[:, None])
 
 
 class Outcomes(NamedTuple):
@@ -230,12 +259,19 @@ def outcomes(model: Model, theta: Params, x: jax.Array, y: jax.Array, blocks: Bl
     """The results of θ, as in `score`, on each row, in the order of the blocks."""
     if not len(blocks.client):
         return Outcomes(np.zeros(0, bool), np.zeros(0))
-    client, start, valid = blocks.padded()
-    sums = _block_sums(model, theta, x, y, client, start, valid, blocks.offset, each_row=True, scores=False)
-    right, loss = (read(a)[: len(blocks.client)] for a in sums)
-    own = _own_rows(blocks, len(x))
+    right, loss = _of_blocks(model, theta, x, y, blocks, each_row=True, scores=False)
+    own = blocks.own(len(x))
     loss = loss[own].astype(np.float64)
     return Outcomes(right[own], np.exp(-loss), bool(np.isfinite(loss).all()))
+
+
+def _of_blocks(
+    model: Model, theta: Params, x: jax.Array, y: jax.Array, blocks: Blocks, **wanted: bool
+) -> tuple[np.ndarray, ...]:
+    """What `_block_sums` returns, for each block."""
+    work, place = blocks.work(len(x))
+    offset = blocks.offset[: blocks.total or None]
+    return tuple(read(a)[place] for a in _block_sums(model, theta, x, y, work, offset, **wanted))
 
 
 @partial(jax.jit, static_argnames=("each_row", "scores"))
@@ -244,9 +280,7 @@ def _block_sums(
     theta: Params,
     x: jax.Array,
     y: jax.Array,
-    client: jax.Array,
-    start: jax.Array,
-    valid: jax.Array,
+    blocks: tuple[jax.Array, ...],
     offset: jax.Array,
     *,
     each_row: bool,
@@ -258,13 +292,11 @@ def _block_sums(
     shared_model = jax.tree.leaves(shapes)[0].ndim == jax.tree.leaves(theta)[0].ndim
     length = min(len(offset), len(x))
 
-    def sums(shared: tuple[Model, Params, jax.Array, jax.Array], blocks: Any) -> tuple[jax.Array, ...]:
-        model, theta, x, y = shared
+    def sums(shared: tuple[Model, Params], blocks: Any, x: jax.Array, y: jax.Array) -> tuple[jax.Array, ...]:
+        model, theta = shared
 
-        def one(block: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, ...]:
-            client, start, valid = block
-            # If the last block would extend past the end of the store, it starts earlier and the mask stays.
-            first = jnp.minimum(start, len(x) - length)
+        def one(block: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+            client, first, start, valid = block
             row = first + offset[:length]
             own = (row >= start) & (row < start + valid)
             labels = lax.dynamic_slice_in_dim(y, first, length)
@@ -277,7 +309,7 @@ def _block_sums(
 
         return lax.map(one, blocks)
 
-    return over_devices(sums, (model, theta, x, y), (client, start, valid))
+    return over_devices(sums, (model, theta), blocks, (x, y))
 
 
 def over_clients(values: np.ndarray, *, lower: bool = False) -> dict[str, float] | None:

@@ -1,4 +1,4 @@
-"""Rounds of a federation on one machine: all clients of a cohort in one compiled program.
+"""Rounds of a federation on one or several hosts: all clients of a cohort in one compiled program.
 
 Random keys are not passed from round to round: a client's key is a function of (seed, round, client id), and
 the cohort is a function of (seed, round). So training only the cohort, adding a client, or stopping and
@@ -30,6 +30,7 @@ from pfedme.engine.devices import over_devices, padded, read, replicate
 from pfedme.engine.evaluation import Evaluation
 from pfedme.engine.exchange import first_model, first_server, first_state, server_key
 from pfedme.engine.metrics import Blocks, Scores, Spread, score
+from pfedme.engine.routing import Route, in_order, routed, where_rows_are
 from pfedme.engine.store import Store
 from pfedme.privacy import clients as private_clients
 from pfedme.privacy import rows as private_rows
@@ -87,6 +88,7 @@ class Simulation:
         self.judged = Store.of(federation)
         trained = federation.pooled() if algorithm.pools else federation
         self.store = Store.of(trained) if algorithm.pools else self.judged
+        self.home = trained.home
         self.trained_clients = trained.clients
         algorithm.check_fit(model, total or trained.clients)
         self.cohort = cohort if algorithm.federated else trained.clients
@@ -109,7 +111,7 @@ class Simulation:
         """What stays the same in the rounds around t."""
         quarters = sum(t >= at for at in self.quarter_at)
         algorithm = self.algorithm.slower(0.25**quarters) if quarters else self.algorithm
-        return Job(algorithm, self.model, self.key, self.private, self.mean)
+        return Job(in_order(algorithm), self.model, self.key, self.private, self.mean)
 
     def same_steps(self, t: int) -> int:
         """Number of rounds from round t that have the same step sizes."""
@@ -160,7 +162,7 @@ class Simulation:
 
     def update(self, state: State, who: np.ndarray) -> Update:
         """The updates of clients `who` in round t, stacked; uploads are decoded."""
-        update = _update(self.store, self.job(state.t), state, padded(who))
+        update = _update(self.store, self.job(state.t), state, padded(who), self.route(who[None]))
         return jax.tree.map(lambda a: a[: len(who)], update)
 
     def reply(self, t: int, sent: Any, own: Any) -> Update:
@@ -178,9 +180,15 @@ class Simulation:
         if self.algorithm.pools:  # no client has its own model
             return Models(), {}
         who = np.arange(self.federation.clients) if who is None else np.asarray(who)
-        models, info = _answer(self.store, self._answer_job(state.t), state, padded(who))
+        route = self.route(who[None])
+        models, info = _answer(self.store, self._answer_job(state.t), state, padded(who), route)
         models, info = jax.tree.map(lambda a: a[: len(who)], (models, info))
         return models, {k: read(v).astype(np.float64) for k, v in info.items()}
+
+    def route(self, who: np.ndarray) -> Route | None:
+        """How clients `who`, one row for each round, get to the devices that have their rows; None if each
+        device has those of its part of the clients."""
+        return None if self.home is None else Route.of(self.home, who)
 
     def _answer_job(self, t: int) -> Job:
         """What clients need to respond with their models in round t: with full steps, even late in a run,
@@ -218,11 +226,11 @@ class Simulation:
         parts: tuple[Part, ...] = (on, "train") if train else (on,)
         scores: dict[Part, dict[str, Scores]] = {}
         for part in parts:
-            blocks = Blocks.cut(*(a[who] for a in f.rows(part)))
+            blocks = Blocks.of(f, part, who)
             spread = Spread.of(f.y, blocks, len(who), f.label_unit) if self.model.classes == 0 else None
             keep, store = f.positive if rows and part == on else None, self.judged
             scores[part] = {
-                kind: score(self.model, theta, store.x, store.y, blocks, len(who), spread, keep)
+                kind: score(self.model, theta, store.x, store.y, blocks, len(who), spread, keep, f.y)
                 for kind, theta in kinds.items()
                 if theta is not None
             }
@@ -245,7 +253,7 @@ class Simulation:
         who = self._by_id[np.linspace(0, self.trained_clients - 1, batches).astype(int)]
         first, B = first_model(self.model, self.seed), self.algorithm.B
         first = first.map(lambda leaf: leaf.astype(self.store.x.dtype))
-        return float(read(_smoothness(self.model, self.store, self.key, first, who, B or 256)))
+        return float(read(_smoothness(self.model, self.store, self.key, first, who, self.home, B or 256)))
 
 
 @partial(jax.jit, static_argnames="clients")
@@ -278,9 +286,11 @@ def advance(
     run = np.repeat(np.arange(len(drawn)), cohort)
     who = np.stack([padded(members) for members in np.resize(who, (MOST_ROUNDS, len(run)))])
     jobs = tuple(sim.job(state.t) for sim, state in zip(simulations, states, strict=True))
+    route = simulations[0].route(who[:, : len(run)])
     done, finite, after = _advance(
-        simulations[0].store, jobs, tuple(states), padded(run), who.astype(np.int32), rounds, cohort=cohort
-    )
+        simulations[0].store, jobs, tuple(states), padded(run), who.astype(np.int32), rounds, route,
+        cohort=cohort,
+    )  # fmt: skip
     return [
         (state._replace(t=before.t + int(read(done))), bool(ok))
         for before, state, ok in zip(states, after, read(finite), strict=True)
@@ -295,6 +305,7 @@ def _advance(
     run: jax.Array,
     who: jax.Array,
     rounds: int,
+    route: Route | None,
     cohort: int,
 ) -> tuple[jax.Array, jax.Array, list[State]]:
     """Rounds until `rounds` are done or a number is no longer finite.
@@ -315,7 +326,7 @@ def _advance(
         done, _, state = carry
         total = len(store.n_train)
         client = jnp.minimum(who[done], total - 1)
-        update = _each("client_update", store, job, state, run, client)
+        update = _each("client_update", store, job, state, run, client, route and route.at(done))
         # One row per run, not a sum over all with zero weights for other runs: zero times infinity is NaN.
         members = update.upload, client, jnp.where(who[done] < total, store.n_train[client], 0)
         uploads, clients, count = jax.tree.map(by_run, members)
@@ -360,8 +371,9 @@ def _at(private: Private | None, index: Any) -> Private | None:
 
 
 @jax.jit
-def _update(store: Store, job: Job, state: State, who: jax.Array) -> Update:
-    return _each("client_update", store, _stacked([job]), _stacked([state]), jnp.zeros_like(who), who)
+def _update(store: Store, job: Job, state: State, who: jax.Array, route: Route | None) -> Update:
+    jobs, states, run = _stacked([job]), _stacked([state]), jnp.zeros_like(who)
+    return _each("client_update", store, jobs, states, run, who, route and route.at(0))
 
 
 def _own_key(key: jax.Array, t: Any, id: jax.Array) -> jax.Array:
@@ -385,8 +397,9 @@ def _reply_models(store: Store, job: Job, t: jax.Array, sent: Any, own: Any) -> 
 
 
 @jax.jit
-def _answer(store: Store, job: Job, state: State, who: jax.Array) -> Any:
-    return _each("answer", store, _stacked([job]), _stacked([state]), jnp.zeros_like(who), who)
+def _answer(store: Store, job: Job, state: State, who: jax.Array, route: Route | None) -> Any:
+    jobs, states, run = _stacked([job]), _stacked([state]), jnp.zeros_like(who)
+    return _each("answer", store, jobs, states, run, who, route and route.at(0))
 
 
 def _each(
@@ -396,11 +409,15 @@ def _each(
     state: State,
     run: jax.Array,
     who: jax.Array,
+    route: Route | None,
 ) -> Any:
     """What client i = who[k] of run[k] returns for (key_i, problem_i, w, state_i), for all k at once."""
 
-    def part(shared: tuple[Store, Job, State], work: tuple[jax.Array, jax.Array]) -> Any:
+    def part(
+        shared: tuple[Store, Job, State], work: tuple[jax.Array, jax.Array], x: jax.Array, y: jax.Array
+    ) -> Any:
         store, job, state = shared
+        store = store.with_rows(x, y)
 
         def client(run: jax.Array, i: jax.Array) -> Any:
             (algorithm, model, key), server = _of(run, (job[:3], state.server))
@@ -415,15 +432,23 @@ def _each(
 
         return jax.vmap(client)(*work)
 
-    return over_devices(part, (store, job, state), (run, who))
+    shared = store.without_rows(), job, state
+    if route is not None:
+        return routed(part, shared, run, who, (store.x, store.y), route)
+    return over_devices(part, shared, (run, who), (store.x, store.y))
 
 
 @partial(jax.jit, static_argnames="rows")
 def _smoothness(
-    model: Model, store: Store, key: jax.Array, w: Params, who: jax.Array, rows: int
+    model: Model, store: Store, key: jax.Array, w: Params, who: jax.Array, home: jax.Array | None, rows: int
 ) -> jax.Array:
-    def of_batch(batch: tuple[jax.Array, jax.Array]) -> jax.Array:
-        i, k = batch
-        return curvature(store.problem(model, i).sample(jax.random.fold_in(key, k), rows), w)
+    def of_batch(shared: Any, i: jax.Array, k: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
+        store, model, key, w = shared
+        problem = store.with_rows(x, y).problem(model, i)
+        return curvature(problem.sample(jax.random.fold_in(key, k), rows), w)
 
-    return jnp.max(lax.map(of_batch, (who, jnp.arange(len(who)))))
+    shared = store.without_rows(), model, key, w
+    if home is not None:
+        return jnp.max(where_rows_are(of_batch, shared, who, home, (store.x, store.y)))
+    batches = who, jnp.arange(len(who))
+    return jnp.max(lax.map(lambda batch: of_batch(shared, *batch, store.x, store.y), batches))

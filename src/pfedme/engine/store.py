@@ -1,4 +1,4 @@
-"""A federation's rows as compiled programs see them."""
+"""A federation's rows on the devices."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pfedme.core.models import Model
 from pfedme.core.private import Private
 from pfedme.core.problem import Order, Problem
 from pfedme.data.federation import Federation
-from pfedme.engine.devices import replicate
+from pfedme.engine.devices import own_rows, replicate
 
 
 @partial(
@@ -37,11 +37,24 @@ class Store:
     def of(cls, federation: Federation) -> Store:
         """The rows of a federation."""
         f = federation
-        where = (*f.rows("train"), f.n_test)
-        columns = (f.x, f.y, *(a.astype(np.int32) for a in where), f.ids)
+        before = 0 if f.home is None else f.local_start - f.start
+        where = (f.rows("train")[0] + before, f.rows("train")[1], f.n_test)
+        y = f.y
+        if f.home is not None:
+            own = y[np.repeat(f.home == f.host, f.count)]
+            y = np.pad(own, (0, len(f.x) - len(own)))
+        columns = (*(a.astype(np.int32) for a in where), f.ids)
         # Includes validation rows, so that the folds of a federation share compiled programs.
         longest = int((f.n_val + f.n_train).max())
-        return cls(*(replicate(column) for column in columns), longest=longest)
+        return cls(own_rows(f.x), own_rows(y), *(replicate(column) for column in columns), longest=longest)
+
+    def without_rows(self) -> Store:
+        """Everything but the rows, which `over_devices` passes on their own."""
+        return dataclasses.replace(self, x=None, y=None)
+
+    def with_rows(self, x: jax.Array, y: jax.Array) -> Store:
+        """The same with these rows."""
+        return dataclasses.replace(self, x=x, y=y)
 
     def problem(
         self, model: Model, i: Any, t: Any = 0, order: Order = "random", private: Private | None = None

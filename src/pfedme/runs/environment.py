@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from pfedme.engine.devices import cores
+from pfedme.engine.devices import cores, hosts
 
 
 def environment() -> dict[str, Any]:
@@ -19,4 +19,5 @@ def environment() -> dict[str, Any]:
         "system": f"{platform.system()} {platform.machine()}",
         "cores": cores(),
         "devices": [str(d.device_kind) for d in jax.devices()],
+        **({"hosts": hosts()} if hosts() > 1 else {}),
     }

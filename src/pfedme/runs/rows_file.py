@@ -57,7 +57,7 @@ def rows_file(
 def rows_table(simulation: Simulation, who: np.ndarray, kinds: Mapping[str, Params]) -> pl.DataFrame:
     """The table of clients `who`; see the top of this file."""
     f = simulation.federation
-    blocks = Blocks.cut(*(a[who] for a in f.rows("test")))
+    blocks = Blocks.of(f, "test", who)
     place, owner = blocks.rows(), who[blocks.owner()]
     if f.origin is None:
         file, row = pl.Series([None] * len(place), dtype=pl.String), place - f.start[owner] + 1
@@ -93,15 +93,11 @@ def _scores(simulation: Simulation, kinds: Mapping[str, Params], blocks: Blocks)
     if not len(blocks.client):
         outputs = max(1, simulation.federation.classes)
         return {kind: np.zeros((0, outputs), np.float32) for kind in kinds}
-    client, start, valid = blocks.padded()
     x = simulation.judged.x
-    length = min(len(blocks.offset), len(x))
-    # A block that would reach past the store begins earlier, as it did when the models were evaluated.
-    first = np.minimum(start, len(x) - length)
-    own = np.arange(length) - (start - first)[:, None]
-    own = (own >= 0) & (own < valid[:, None])
-    found = _block_scores(simulation.model, dict(kinds), x, first, client, length=length)
-    return {kind: read(scores).swapaxes(1, 2)[own] for kind, scores in found.items()}
+    (client, first, _, _), place = blocks.work(len(x))
+    own = blocks.own(len(x))
+    found = _block_scores(simulation.model, dict(kinds), x, first, client, length=own.shape[1])
+    return {kind: read(scores)[place].swapaxes(1, 2)[own] for kind, scores in found.items()}
 
 
 @partial(jax.jit, static_argnames="length")
@@ -111,8 +107,8 @@ def _block_scores(
     """The scores of each block of `length` rows of x, block × score × row."""
     single = jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0)))[0].ndim
 
-    def part(shared: tuple[Model, dict[str, Params], jax.Array], work: tuple[jax.Array, jax.Array]) -> Any:
-        model, kinds, x = shared
+    def part(shared: tuple[Model, dict[str, Params]], work: tuple[jax.Array, jax.Array], x: jax.Array) -> Any:
+        model, kinds = shared
 
         def one(block: tuple[jax.Array, jax.Array]) -> dict[str, jax.Array]:
             first, client = block
@@ -124,4 +120,4 @@ def _block_scores(
 
         return lax.map(one, work)
 
-    return over_devices(part, (model, kinds, x), (first, client))
+    return over_devices(part, (model, kinds), (first, client), (x,))

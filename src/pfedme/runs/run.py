@@ -22,10 +22,11 @@ from pfedme.data.schema import is_number, listed
 from pfedme.data.table import OPTIONS, Table, joined
 from pfedme.engine.choices import Personalize
 from pfedme.engine.cohorts import evaluated_clients
+from pfedme.engine.devices import host, hosts
 from pfedme.engine.measure import MetricName, metric_for
 from pfedme.engine.simulate import Simulation
 from pfedme.errors import InputError, unknown
-from pfedme.privacy.units import Privacy, privacy_words
+from pfedme.privacy.units import Clients, Privacy, privacy_words
 from pfedme.runs.foreign import StandIn, from_record, name_of, recorded, refuse_stand_ins
 from pfedme.runs.private import plan, private_algorithm
 
@@ -242,6 +243,20 @@ class Run:
                 "personalize a run without it."
             )
 
+    def check_hosts(self) -> None:
+        """Raises an error if several hosts cannot carry out this run together."""
+        if self.personalize or self.holdout_clients is not None:
+            raise InputError(
+                "Clients choose their models on one host; leave out --personalize and --holdout-clients, and "
+                "use 'pfedme personalize' when the run has finished."
+            )
+        if self.rechooses:
+            raise InputError("With --rechoose, clients choose their models on one host; leave it out.")
+        if self.algorithm.pools:
+            raise InputError(f"{self.algorithm.name} trains on all rows in one place; run it on one host.")
+        if isinstance(self.privacy, Clients):
+            raise InputError("--dp clients draws cohorts of any size, on one host; leave out --hosts.")
+
     def parties(self) -> tuple[Federation, Federation | None]:
         """The clients that take part, and those that are held out, if any."""
         federation = load(self.data)
@@ -307,13 +322,14 @@ def balanced_weights(federation: Federation) -> tuple[float, ...]:
 
 
 def load(source: Source) -> Federation:
-    """The federation of a source; the last two are cached."""
+    """The federation of a source, of several hosts this one's part; the last two are cached."""
     return _load(pinned(source))
 
 
 @lru_cache(maxsize=2)
 def _load(source: Source) -> Federation:
-    return source.load()
+    federation = source.load()
+    return federation if hosts() == 1 else federation.of_host(host(), hosts())
 
 
 def _listed(value: Any) -> Any:

@@ -159,7 +159,7 @@ class Course:
         start = self.simulation.start()
         self.state = self.best = with_every_l2(start) if chooses_l2(algorithm) else start
         parts: tuple[Part, ...] = ("validation", "train")
-        self.blocks = {part: Blocks.cut(*(a[self.who] for a in held.rows(part))) for part in parts}
+        self.blocks = {part: Blocks.of(held, part, self.who) for part in parts}
         self.scale = unlearned_loss(held.y[self.blocks["train"].rows()], held.classes)
 
     @property
