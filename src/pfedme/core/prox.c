@@ -31,23 +31,23 @@ INLINE void store(float *p, V v) { *(Loose *)p = v; }
 INLINE V pick(I mask, V a, V b) { return (V)((mask & (I)a) | (~mask & (I)b)); }
 INLINE V larger(V a, V b) { return pick(a > b, a, b); }
 
-/* The first n numbers at p, and zeros. */
+/* The first n < 8 numbers at p, and zeros. */
 INLINE V load_part(const float *p, int64_t n) {
-  float part[LANES] = {0};
-  int64_t at = 0;
-  if (n & 4) __builtin_memcpy(part, p, 16), at = 4;
-  if (n & 2) __builtin_memcpy(part + at, p + at, 8), at += 2;
-  if (n & 1) part[at] = p[at];
-  return load(part);
+  Four first = {0}, rest = {0};
+  if (n >= 4) first = *(const LooseFour *)p, p += 4, n -= 4;
+  if (n > 0) rest[0] = p[0];
+  if (n > 1) rest[1] = p[1];
+  if (n > 2) rest[2] = p[2];
+  return __builtin_shufflevector(first, rest, 0, 1, 2, 3, 4, 5, 6, 7);
 }
 
+/* Where `load_part` has the numbers, for `store_part`; the order within a vector does not matter to sums. */
 INLINE void store_part(float *p, V v, int64_t n) {
-  float part[LANES];
-  store(part, v);
-  int64_t at = 0;
-  if (n & 4) __builtin_memcpy(p, part, 16), at = 4;
-  if (n & 2) __builtin_memcpy(p + at, part + at, 8), at += 2;
-  if (n & 1) p[at] = part[at];
+  Four first = __builtin_shufflevector(v, v, 0, 1, 2, 3), rest = __builtin_shufflevector(v, v, 4, 5, 6, 7);
+  if (n >= 4) *(LooseFour *)p = first, p += 4, n -= 4;
+  if (n > 0) p[0] = rest[0];
+  if (n > 1) p[1] = rest[1];
+  if (n > 2) p[2] = rest[2];
 }
 
 INLINE V swap4(V v) { return __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3); }
