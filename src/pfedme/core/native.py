@@ -39,6 +39,7 @@ OPTIONS = ("-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-sh
 def covers(f: Loss, theta: Params) -> bool:
     """Whether the kernel can take gradient steps on this loss from this point."""
     plain = type(f.model) is Network and f.x.dtype == theta.dtype == jnp.float32
+    plain &= f.y.dtype == (jnp.int32 if f.model.classes else jnp.float32)
     return plain and len(f.x) <= MOST_ROWS and jax.default_backend() == "cpu" and registered()
 
 
@@ -51,12 +52,12 @@ def steps(f: Loss, w: Params, start: Params, lam: float, alpha: float, K: int) -
     call = jax.ffi.ffi_call(
         "pfedme_prox",
         [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in layers],
-        vmap_method="broadcast_all",
-        input_output_aliases={4 + len(layers) + k: k for k in range(len(layers))},
+        vmap_method="expand_dims",
+        input_output_aliases={5 + len(layers) + k: k for k in range(len(layers))},
     )
     numbers = jnp.stack([jnp.asarray(a, jnp.float32) for a in (lam, alpha, f.model.l2)])
-    rows = f.x, f.y.astype(jnp.float32), f.model.weighted(scale, f.y), numbers
-    found = call(*rows, *layers, *jax.tree.leaves(start.tree), K=K, classes=int(f.model.classes > 0))
+    rows = f.source or (f.x, f.y, jnp.arange(size, dtype=jnp.int32))
+    found = call(*rows, f.model.weighted(scale, f.y), numbers, *layers, *jax.tree.leaves(start.tree), K=K, classes=int(f.model.classes > 0))
     return Params(jax.tree.unflatten(jax.tree.structure(w.tree), found))
 
 

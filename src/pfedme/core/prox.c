@@ -31,23 +31,22 @@ INLINE void store(float *p, V v) { *(Loose *)p = v; }
 INLINE V pick(I mask, V a, V b) { return (V)((mask & (I)a) | (~mask & (I)b)); }
 INLINE V larger(V a, V b) { return pick(a > b, a, b); }
 
-/* The first n < 8 numbers at p, and zeros. */
+/* The first n < LANES numbers at p, and zeros. */
 INLINE V load_part(const float *p, int64_t n) {
   Four first = {0}, rest = {0};
-  if (n >= 4) first = *(const LooseFour *)p, p += 4, n -= 4;
-  if (n > 0) rest[0] = p[0];
-  if (n > 1) rest[1] = p[1];
-  if (n > 2) rest[2] = p[2];
-  return __builtin_shufflevector(first, rest, 0, 1, 2, 3, 4, 5, 6, 7);
+  int64_t at = n & 4;
+  if (at) first = *(const LooseFour *)p;
+  if (n > at) rest[0] = p[at];
+  if (n > at + 1) rest[1] = p[at + 1];
+  if (n > at + 2) rest[2] = p[at + 2];
+  return at ? __builtin_shufflevector(first, rest, 0, 1, 2, 3, 4, 5, 6, 7)
+            : __builtin_shufflevector(rest, first, 0, 1, 2, 3, 4, 5, 6, 7);
 }
 
-/* Where `load_part` has the numbers, for `store_part`; the order within a vector does not matter to sums. */
 INLINE void store_part(float *p, V v, int64_t n) {
-  Four first = __builtin_shufflevector(v, v, 0, 1, 2, 3), rest = __builtin_shufflevector(v, v, 4, 5, 6, 7);
-  if (n >= 4) *(LooseFour *)p = first, p += 4, n -= 4;
-  if (n > 0) p[0] = rest[0];
-  if (n > 1) p[1] = rest[1];
-  if (n > 2) p[2] = rest[2];
+  float part[LANES];
+  store(part, v);
+  for (int64_t k = 0; k < n; k++) p[k] = part[k];
 }
 
 INLINE V swap4(V v) { return __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3); }
@@ -89,7 +88,7 @@ INLINE V exponential(V x) {
 
 /* --- Products ------------------------------------------------------------------------------------------ */
 
-/* out[i][c] = ⟨a_i, b_c⟩ + bias_c for five rows of a and four of b, of length n. */
+/* out[i][c] = ⟨a_i, b_c⟩ + bias_c for five rows of a, which are padded, and four of b, of length n. */
 INLINE void dots_tile(float *const out[5], const float *const a[5], const float *const b[4], int64_t n, Four bias) {
   V sum[5][4] = {0};
   int64_t k = 0;
@@ -101,16 +100,17 @@ INLINE void dots_tile(float *const out[5], const float *const a[5], const float 
   if (k < n)
     for (int c = 0; c < 4; c++) {
       V own = load_part(b[c] + k, n - k);
-      for (int i = 0; i < 5; i++) sum[i][c] += load_part(a[i] + k, n - k) * own;
+      for (int i = 0; i < 5; i++) sum[i][c] += load(a[i] + k) * own;
     }
   for (int i = 0; i < 5; i++)
     *(LooseFour *)out[i] = totals(sum[i][0], sum[i][1], sum[i][2], sum[i][3]) + bias;
 }
 
-/* out = a bᵀ + bias, an m_a × m_b matrix whose rows are padded; a and b have rows of length n. */
-static void dots(float *out, const float *a, int64_t m_a, int64_t step_a, const float *b, int64_t m_b, int64_t step_b,
-                 int64_t n, const float *bias) {
-  int64_t step = padded(m_b);
+/* out = a bᵀ + bias, an m_a × m_b matrix whose rows are padded, as those of a are; b has rows of n numbers that are
+step_b apart. */
+static void dots(float *out, const float *a, int64_t m_a, const float *b, int64_t m_b, int64_t step_b, int64_t n,
+                 const float *bias) {
+  int64_t step = padded(m_b), step_a = padded(n);
   for (int64_t c = 0; c < m_b; c += 4) {
     const float *b_rows[4];
     float own[4];
@@ -155,7 +155,7 @@ INLINE void mix_tile(const Use *use, int64_t at, int64_t step_out, const float *
   for (int64_t k = 0; k < m; k++) {
     V own[4];
     for (int v = 0; v < vectors; v++)
-      own[v] = last == LANES ? load(b + k * step_b + v * LANES) : load_part(b + k * step_b, last);
+      own[v] = load(b + k * step_b + v * LANES);
     for (int i = 0; i < rows; i++)
       for (int v = 0; v < vectors; v++) sum[i][v] += a[i * row_a + k * column_a] * own[v];
   }
@@ -217,7 +217,7 @@ typedef struct {
 } Layer;
 
 typedef struct {
-  float *gram, *z_w, *C;
+  float *x, *y, *gram, *z_w, *C;
   float *z[DEEPEST]; /* the outputs of each layer, and their gradients */
   float *G[DEEPEST];
   float *a[DEEPEST]; /* the inputs of each layer but the first */
@@ -228,6 +228,8 @@ typedef struct {
 static int64_t divide(Scratch *it, const Shape *s, float *from) {
   int64_t used = 0;
 #define TAKE(name, size) (name) = from + used, used += ((size) + 15) / 16 * 16
+  TAKE(it->x, s->B * padded(s->n[0]));
+  TAKE(it->y, s->B);
   TAKE(it->gram, s->B * padded(s->B));
   TAKE(it->z_w, s->B * padded(s->n[1]));
   TAKE(it->C, s->B * padded(s->n[1]));
@@ -287,14 +289,14 @@ static void step_by(float *theta, const float *g, const float *w, int64_t size, 
 }
 
 /* θ for one problem; `w`, `start` and `theta` are its layers, weights and biases in turn. */
-static void solve(const Shape *s, Scratch *it, const float *x, const float *y, const float *scale,
-                  const float *numbers, const float *const *w, const float *const *start, float *const *theta) {
-  int64_t B = s->B, L = s->layers, d = s->n[0], h = s->n[1], H = padded(h);
+static void solve(const Shape *s, Scratch *it, const float *scale, const float *numbers, const float *const *w,
+                  const float *const *start, float *const *theta) {
+  int64_t B = s->B, L = s->layers, d = s->n[0], D = padded(d), h = s->n[1], H = padded(h);
   float lam = numbers[0], alpha = numbers[1], l2 = numbers[2];
   float keep = 1 - alpha * (l2 + lam), pull = alpha * lam, p = 0, q = 1;
-  dots(it->z_w, x, B, d, w[0], h, d, d, w[1]);
-  dots(it->z[0], x, B, d, start[0], h, d, d, start[1]);
-  dots(it->gram, x, B, d, x, B, d, d, NULL);
+  dots(it->z_w, it->x, B, w[0], h, d, d, w[1]);
+  dots(it->z[0], it->x, B, start[0], h, d, d, start[1]);
+  dots(it->gram, it->x, B, it->x, B, D, D, NULL);
   for (int64_t i = 0; i < B; i++)
     for (int64_t k = 0; k < B; k++) it->gram[i * padded(B) + k] += 1;
   for (int64_t k = 0; k < B * H; k++) it->C[k] = 0;
@@ -308,9 +310,9 @@ static void solve(const Shape *s, Scratch *it, const float *x, const float *y, c
     for (int64_t l = 1; l < L; l++) {
       int64_t n = padded(s->n[l]);
       for (int64_t j = 0; j < B * n; j += LANES) store(it->a[l] + j, larger(load(it->z[l - 1] + j), (V){0}));
-      dots(it->z[l], it->a[l], B, n, it->theta[l].W, s->n[l + 1], n, n, it->theta[l].b);
+      dots(it->z[l], it->a[l], B, it->theta[l].W, s->n[l + 1], n, n, it->theta[l].b);
     }
-    slope(it->G[L - 1], it->z[L - 1], y, scale, s);
+    slope(it->G[L - 1], it->z[L - 1], it->y, scale, s);
     for (int64_t l = L - 1; l > 0; l--) {
       int64_t m = s->n[l + 1], M = padded(m), n = padded(s->n[l]);
       mix((Use){SET, it->g[l].W}, n, it->G[l], m, 1, M, it->a[l], B, n, n);
@@ -330,7 +332,7 @@ static void solve(const Shape *s, Scratch *it, const float *x, const float *y, c
     p = keep * p + pull, q = keep * q;
   }
   Use point = {POINT, theta[0], w[0], start[0], p, 0, q};
-  mix(point, d, it->C, h, 1, H, x, B, d, d);
+  mix(point, d, it->C, h, 1, H, it->x, B, D, d);
   for (int64_t c = 0; c < h; c++) {
     float sum = p * w[1][c] + q * start[1][c];
     for (int64_t i = 0; i < B; i++) sum += it->C[i * H + c];
@@ -350,15 +352,21 @@ static XLA_FFI_Error *failed(const XLA_FFI_CallFrame *frame, const char *message
   return frame->api->XLA_FFI_Error_Create(&args);
 }
 
-/* The part of a stack of `problems` arrays that belongs to problem k. */
-static float *part_of(const XLA_FFI_Buffer *it, int64_t problems, int64_t k) {
-  int64_t size = 1;
-  for (int64_t j = 0; j < it->rank; j++) size *= it->dims[j];
-  return (float *)it->data + size / problems * k;
+/* Where an array of problem k of a stack begins; its own dimensions are the last `own`, and an axis of the stack
+along which it has one element is shared. */
+static void *part_of(const XLA_FFI_Buffer *it, int64_t own, const int64_t *stack, int64_t k) {
+  int64_t stacked = it->rank - own, size = 4, offset = 0; /* all numbers have four bytes */
+  for (int64_t j = stacked; j < it->rank; j++) size *= it->dims[j];
+  for (int64_t j = stacked - 1; j >= 0; k /= stack[j], j--) {
+    offset += it->dims[j] == 1 ? 0 : k % stack[j] * size;
+    size *= it->dims[j];
+  }
+  return (char *)it->data + offset;
 }
 
-/* x, y, scale and the numbers λ, α, l2 of each problem, then the layers of w, then those of start; returns the layers
-of θ. The first axes of all of them are the stack. Attributes: K, and whether labels are classes. */
+/* A store of rows x and their labels y, the rows of the batch in it, their scale and the numbers λ, α, l2 of each
+problem, then the layers of w, then those of start; returns the layers of θ. The first axes of all of them are the
+stack. Attributes: K, and whether labels are classes. */
 XLA_FFI_Error *pfedme_prox(XLA_FFI_CallFrame *frame) {
   for (XLA_FFI_Extension_Base *e = frame->extension_start; e; e = e->next)
     if (e->type == XLA_FFI_Extension_Metadata) {
@@ -369,27 +377,33 @@ XLA_FFI_Error *pfedme_prox(XLA_FFI_CallFrame *frame) {
     }
   XLA_FFI_Buffer **args = (XLA_FFI_Buffer **)frame->args.args, **rets = (XLA_FFI_Buffer **)frame->rets.rets;
   int64_t leaves = frame->rets.size;
-  const XLA_FFI_Buffer *x = args[0];
-  Shape s = {x->dims[x->rank - 2], 0, leaves / 2, {x->dims[x->rank - 1]}, 0};
+  int64_t stacked = args[2]->rank - 1;
+  Shape s = {args[2]->dims[stacked], 0, leaves / 2, {args[0]->dims[stacked + 1]}, 0};
   if (s.layers > DEEPEST) return failed(frame, "too many layers");
-  for (int64_t l = 0; l < s.layers; l++) s.n[l + 1] = rets[2 * l + 1]->dims[rets[2 * l + 1]->rank - 1];
+  for (int64_t l = 0; l < s.layers; l++) s.n[l + 1] = rets[2 * l + 1]->dims[stacked];
   for (int64_t k = 0; k < frame->attrs.size; k++) {
     int64_t value = *(int64_t *)((XLA_FFI_Scalar *)frame->attrs.attrs[k])->value;
     if (frame->attrs.names[k]->ptr[0] == 'K') s.K = value;
     else s.classes = value != 0;
   }
-  int64_t problems = 1;
-  for (int64_t k = 0; k < x->rank - 2; k++) problems *= x->dims[k];
+  int64_t problems = 1, *stack = rets[0]->dims;
+  for (int64_t k = 0; k < stacked; k++) problems *= stack[k];
   Scratch it;
   float *memory = aligned_alloc(64, 4 * divide(&it, &s, NULL));
   if (!memory) return failed(frame, "not enough memory");
   divide(&it, &s, memory);
   for (int64_t k = 0; k < problems; k++) {
-    const float *own[4 + 4 * DEEPEST];
+    const float *x = part_of(args[0], 2, stack, k), *layers[4 * DEEPEST];
+    const void *y = part_of(args[1], 1, stack, k);
+    const int32_t *rows = part_of(args[2], 1, stack, k);
     float *theta[2 * DEEPEST];
-    for (int64_t j = 0; j < frame->args.size; j++) own[j] = part_of(args[j], problems, k);
-    for (int64_t j = 0; j < leaves; j++) theta[j] = part_of(rets[j], problems, k);
-    solve(&s, &it, own[0], own[1], own[2], own[3], own + 4, own + 4 + leaves, theta);
+    for (int64_t i = 0; i < s.B; i++) {
+      copy(it.x + i * padded(s.n[0]), padded(s.n[0]), x + rows[i] * s.n[0], 0, 1, s.n[0]);
+      it.y[i] = s.classes ? ((const int32_t *)y)[rows[i]] : ((const float *)y)[rows[i]];
+    }
+    for (int64_t j = 0; j < 2 * leaves; j++) layers[j] = part_of(args[5 + j], 2 - j % 2, stack, k);
+    for (int64_t j = 0; j < leaves; j++) theta[j] = part_of(rets[j], 2 - j % 2, stack, k);
+    solve(&s, &it, part_of(args[3], 1, stack, k), part_of(args[4], 1, stack, k), layers, layers + leaves, theta);
   }
   free(memory);
   return NULL;
