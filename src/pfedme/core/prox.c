@@ -19,6 +19,7 @@ typedef float V __attribute__((vector_size(4 * LANES)));
 typedef float Loose __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef int32_t I __attribute__((vector_size(4 * LANES)));
 typedef float Four __attribute__((vector_size(16)));
+typedef int32_t Mask __attribute__((vector_size(16)));
 typedef float LooseFour __attribute__((vector_size(16), aligned(4), may_alias));
 
 #define INLINE static inline __attribute__((always_inline))
@@ -88,8 +89,10 @@ INLINE V exponential(V x) {
 
 /* --- Products ------------------------------------------------------------------------------------------ */
 
-/* out[i][c] = ⟨a_i, b_c⟩ + bias_c for five rows of a, which are padded, and four of b, of length n. */
-INLINE void dots_tile(float *const out[5], const float *const a[5], const float *const b[4], int64_t n, Four bias) {
+/* out[i][c] = ⟨a_i, b_c⟩ + bias_c for five rows of a, which are padded, and those of four of b, of length n, that are
+there. */
+INLINE void dots_tile(float *const out[5], const float *const a[5], const float *const b[4], int64_t n, Mask there,
+                      Four bias) {
   V sum[5][4] = {0};
   int64_t k = 0;
   for (; k + LANES <= n; k += LANES)
@@ -103,33 +106,34 @@ INLINE void dots_tile(float *const out[5], const float *const a[5], const float 
       for (int i = 0; i < 5; i++) sum[i][c] += load(a[i] + k) * own;
     }
   for (int i = 0; i < 5; i++)
-    *(LooseFour *)out[i] = totals(sum[i][0], sum[i][1], sum[i][2], sum[i][3]) + bias;
+    *(LooseFour *)out[i] = (Four)(there & (Mask)totals(sum[i][0], sum[i][1], sum[i][2], sum[i][3])) + bias;
 }
 
-/* out = a bᵀ + bias, an m_a × m_b matrix whose rows are padded, as those of a are; b has rows of n numbers that are
-step_b apart. */
+/* out = a bᵀ + bias, an m_a × m_b matrix whose rows are padded, as those of a are, but with `fill`; b has rows of n
+numbers that are step_b apart. If a is b, the part above the diagonal may be missing. */
 static void dots(float *out, const float *a, int64_t m_a, const float *b, int64_t m_b, int64_t step_b, int64_t n,
-                 const float *bias) {
+                 const float *bias, float fill) {
   int64_t step = padded(m_b), step_a = padded(n);
-  for (int64_t c = 0; c < m_b; c += 4) {
+  for (int64_t c = 0; c < step; c += 4) {
     const float *b_rows[4];
-    float own[4];
+    Mask there;
+    Four own;
     for (int k = 0; k < 4; k++) {
       b_rows[k] = b + least(c + k, m_b - 1) * step_b;
-      own[k] = bias ? bias[least(c + k, m_b - 1)] : 0;
+      there[k] = c + k < m_b ? -1 : 0;
+      own[k] = c + k >= m_b ? fill : bias ? bias[c + k] : 0;
     }
-    for (int64_t i = 0; i < m_a; i += 5) {
+    for (int64_t i = a == b ? least(c, m_a - 1) / 5 * 5 : 0; i < m_a; i += 5) {
       const float *a_rows[5];
       float *out_rows[5];
       for (int k = 0; k < 5; k++) {
         int64_t row = least(i + k, m_a - 1);
         a_rows[k] = a + row * step_a, out_rows[k] = out + row * step + c;
       }
-      dots_tile(out_rows, a_rows, b_rows, n, *(LooseFour *)own);
+      if (c < m_b) dots_tile(out_rows, a_rows, b_rows, n, there, own);
+      else for (int k = 0; k < 5; k++) *(LooseFour *)out_rows[k] = own;
     }
   }
-  for (int64_t i = 0; i < m_a; i++)
-    for (int64_t c = m_b; c < step; c++) out[i * step + c] = 0;
 }
 
 /* What `mix` does with a vector of its result. */
@@ -217,7 +221,7 @@ typedef struct {
 } Layer;
 
 typedef struct {
-  float *x, *y, *gram, *z_w, *C;
+  float *x, *gram, *z_w, *C, *target, *share;
   float *z[DEEPEST]; /* the outputs of each layer, and their gradients */
   float *G[DEEPEST];
   float *a[DEEPEST]; /* the inputs of each layer but the first */
@@ -229,7 +233,8 @@ static int64_t divide(Scratch *it, const Shape *s, float *from) {
   int64_t used = 0;
 #define TAKE(name, size) (name) = from + used, used += ((size) + 15) / 16 * 16
   TAKE(it->x, s->B * padded(s->n[0]));
-  TAKE(it->y, s->B);
+  TAKE(it->target, s->B * padded(s->n[s->layers]));
+  TAKE(it->share, s->B);
   TAKE(it->gram, s->B * padded(s->B));
   TAKE(it->z_w, s->B * padded(s->n[1]));
   TAKE(it->C, s->B * padded(s->n[1]));
@@ -256,30 +261,30 @@ static void copy(float *to, int64_t step_to, const float *from, int64_t step_fro
   }
 }
 
-/* G = scale (softmax(z) − [y]), or scale (z − y) for a regression; row by row. */
-static void slope(float *G, const float *z, const float *y, const float *scale, const Shape *s) {
-  int64_t n = s->n[s->layers], step = padded(n);
-  V lane;
-  for (int k = 0; k < LANES; k++) lane[k] = k;
-  for (int64_t i = 0; i < s->B; i++, G += step, z += step) {
-    if (!s->classes) {
-      G[0] = scale[i] * (z[0] - y[i]);
-      for (int64_t c = 1; c < step; c++) G[c] = 0;
-      continue;
-    }
-    V top = all(-__builtin_inff()), sum = {0};
-    for (int64_t c = 0; c < step; c += LANES)
-      top = larger(pick(lane + (float)c < (float)n, load(z + c), top), top);
-    top = largest(top);
-    for (int64_t c = 0; c < step; c += LANES) {
-      I own = lane + (float)c < (float)n;
-      V e = (V)(own & (I)exponential(pick(own, load(z + c) - top, (V){0})));
+/* G = scale (softmax(z) − [y]), or scale (z − y) for a regression, where `target` is scale [y] or scale y. Each pass
+is short, so that the processor works on several rows at a time. */
+static void slope(float *G, const float *z, const float *target, const float *scale, float *share, const Shape *s) {
+  int64_t step = padded(s->n[s->layers]);
+  if (!s->classes) {
+    for (int64_t i = 0; i < s->B; i++) G[i * step] = scale[i] * z[i * step] - target[i * step];
+    return;
+  }
+  for (int64_t i = 0; i < s->B; i++) {
+    V top = load(z + i * step);
+    for (int64_t c = LANES; c < step; c += LANES) top = larger(load(z + i * step + c), top);
+    share[i] = largest(top)[0];
+  }
+  for (int64_t i = 0; i < s->B; i++) {
+    V sum = {0};
+    for (int64_t c = i * step; c < (i + 1) * step; c += LANES) {
+      V e = exponential(load(z + c) - share[i]);
       store(G + c, e), sum += e;
     }
-    V share = scale[i] / total(sum);
-    for (int64_t c = 0; c < step; c += LANES)
-      store(G + c, load(G + c) * share - (V)((lane + (float)c == y[i]) & (I)all(scale[i])));
+    share[i] = scale[i] / total(sum)[0];
   }
+  for (int64_t i = 0; i < s->B; i++)
+    for (int64_t c = i * step; c < (i + 1) * step; c += LANES)
+      store(G + c, load(G + c) * share[i] - load(target + c));
 }
 
 /* θ ← keep θ − α g + pull w for `size` numbers. */
@@ -294,12 +299,19 @@ static void solve(const Shape *s, Scratch *it, const float *scale, const float *
   int64_t B = s->B, L = s->layers, d = s->n[0], D = padded(d), h = s->n[1], H = padded(h);
   float lam = numbers[0], alpha = numbers[1], l2 = numbers[2];
   float keep = 1 - alpha * (l2 + lam), pull = alpha * lam, p = 0, q = 1;
-  dots(it->z_w, it->x, B, w[0], h, d, d, w[1]);
-  dots(it->z[0], it->x, B, start[0], h, d, d, start[1]);
-  dots(it->gram, it->x, B, it->x, B, D, D, NULL);
+  float last_fill = s->classes ? -1e30f : 0; /* scores of no class, whose share is 0 */
+  float first_fill = L == 1 ? last_fill : 0;
+  dots(it->z_w, it->x, B, w[0], h, d, d, w[1], first_fill);
+  dots(it->z[0], it->x, B, start[0], h, d, d, start[1], first_fill);
+  dots(it->gram, it->x, B, it->x, B, D, D, NULL, 0);
   for (int64_t i = 0; i < B; i++)
-    for (int64_t k = 0; k < B; k++) it->gram[i * padded(B) + k] += 1;
-  for (int64_t k = 0; k < B * H; k++) it->C[k] = 0;
+    for (int64_t k = 0; k <= i; k++) {
+      float *gram = it->gram, own = gram[i * padded(B) + k] + 1;
+      gram[i * padded(B) + k] = gram[k * padded(B) + i] = own;
+    }
+  for (int64_t k = 0; k < B * H; k += LANES) store(it->C + k, (V){0});
+  if (!s->classes)
+    for (int64_t k = 0; k < B * padded(s->n[L]); k += LANES) store(it->G[L - 1] + k, (V){0});
   for (int64_t l = 1; l < L; l++) {
     int64_t m = s->n[l + 1], n = s->n[l];
     copy(it->w[l].W, padded(n), w[2 * l], n, m, n), copy(it->w[l].b, padded(m), w[2 * l + 1], m, 1, m);
@@ -310,9 +322,9 @@ static void solve(const Shape *s, Scratch *it, const float *scale, const float *
     for (int64_t l = 1; l < L; l++) {
       int64_t n = padded(s->n[l]);
       for (int64_t j = 0; j < B * n; j += LANES) store(it->a[l] + j, larger(load(it->z[l - 1] + j), (V){0}));
-      dots(it->z[l], it->a[l], B, it->theta[l].W, s->n[l + 1], n, n, it->theta[l].b);
+      dots(it->z[l], it->a[l], B, it->theta[l].W, s->n[l + 1], n, n, it->theta[l].b, l == L - 1 ? last_fill : 0);
     }
-    slope(it->G[L - 1], it->z[L - 1], it->y, scale, s);
+    slope(it->G[L - 1], it->z[L - 1], it->target, scale, it->share, s);
     for (int64_t l = L - 1; l > 0; l--) {
       int64_t m = s->n[l + 1], M = padded(m), n = padded(s->n[l]);
       mix((Use){SET, it->g[l].W}, n, it->G[l], m, 1, M, it->a[l], B, n, n);
@@ -396,14 +408,17 @@ XLA_FFI_Error *pfedme_prox(XLA_FFI_CallFrame *frame) {
     const float *x = part_of(args[0], 2, stack, k), *layers[4 * DEEPEST];
     const void *y = part_of(args[1], 1, stack, k);
     const int32_t *rows = part_of(args[2], 1, stack, k);
+    const float *scale = part_of(args[3], 1, stack, k);
     float *theta[2 * DEEPEST];
     for (int64_t i = 0; i < s.B; i++) {
       copy(it.x + i * padded(s.n[0]), padded(s.n[0]), x + rows[i] * s.n[0], 0, 1, s.n[0]);
-      it.y[i] = s.classes ? ((const int32_t *)y)[rows[i]] : ((const float *)y)[rows[i]];
+      float *target = it.target + i * padded(s.n[s.layers]);
+      for (int64_t c = 0; c < padded(s.n[s.layers]); c++)
+        target[c] = s.classes ? (c == ((const int32_t *)y)[rows[i]] ? scale[i] : 0) : c ? 0 : scale[i] * ((const float *)y)[rows[i]];
     }
     for (int64_t j = 0; j < 2 * leaves; j++) layers[j] = part_of(args[5 + j], 2 - j % 2, stack, k);
     for (int64_t j = 0; j < leaves; j++) theta[j] = part_of(rets[j], 2 - j % 2, stack, k);
-    solve(&s, &it, part_of(args[3], 1, stack, k), part_of(args[4], 1, stack, k), layers, layers + leaves, theta);
+    solve(&s, &it, scale, part_of(args[4], 1, stack, k), layers, layers + leaves, theta);
   }
   free(memory);
   return NULL;
