@@ -28,7 +28,9 @@ BLOCK = 64
 """Rows that `Problem.mean_loss` reads at a time."""
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["model", "x", "y", "weight"], meta_fields=[])
+@partial(
+    jax.tree_util.register_dataclass, data_fields=["model", "x", "y", "weight", "source"], meta_fields=[]
+)
 @dataclasses.dataclass(frozen=True)
 class Loss:
     """f̃_i(θ; D), the model's mean loss over a batch D of rows: an estimate of f_i(θ).
@@ -41,6 +43,8 @@ class Loss:
     y: jax.Array
     weight: jax.Array | None = None
     """Weights of the rows, summing to one; None for equal weights."""
+    source: tuple[jax.Array, jax.Array, jax.Array] | None = None
+    """A store of rows and its labels, and the places of x and y in it, for code that need not copy them."""
 
     def __call__(self, theta: Params) -> jax.Array:
         """The loss at θ."""
@@ -116,7 +120,7 @@ class Problem:
         self._refuse_if_private()
         rows = jnp.asarray(rows)
         if rows.size:
-            return Loss(self.model, _at(self.x, rows), _at(self.y, rows))
+            return Loss(self.model, _at(self.x, rows), _at(self.y, rows), source=(self.x, self.y, rows))
         at = jnp.arange(self.longest)
         own = at < self.count
         rows = self.start + jnp.where(own, at, 0)

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from pfedme.core import native
 from pfedme.core.models import Layer, Network
 from pfedme.core.private import PrivateLoss
 from pfedme.core.problem import Loss
@@ -68,6 +69,8 @@ def prox(
     >>> prox(Half(), w, w, lam=2.0, alpha=0.3, K=20).theta.tree
     Array([2.], dtype=float32)
     """
+    if isinstance(f, Loss) and nu is None and solver == "gradient" and native.covers(f, w):
+        return Proximal(native.steps(f, w, start, lam, alpha, K), jnp.int32(K))
     if isinstance(f, Loss) and isinstance(f.model, Network):
         span = Span.of(f, w, start)
         found = descend(span, span.w, span.start, lam, alpha, K, nu, solver, span.square)
