@@ -5,12 +5,16 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Iterator
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from test_stopped import started, wait_for
 
 from pfedme import export
 from pfedme.advice import trials as searching
@@ -34,11 +38,16 @@ DATA = "synthetic:clients=4,rows=24,features=3,classes=2"
 def quick() -> Iterator[None]:
     """Few methods, and few rounds for each."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(searching, "RELATIVES", ("ditto",))
-        patch.setattr(searching, "CLUSTERS", (2,))
-        patch.setattr(searching, "WARMUP", 2)
-        patch.setattr(searching, "BUDGETS", (6, 9))
+        shorten(patch.setattr)
         yield
+
+
+def shorten(setting: Callable[[Any, str, Any], None] = setattr) -> None:
+    """Few methods, and few rounds for each."""
+    setting(searching, "RELATIVES", ("ditto",))
+    setting(searching, "CLUSTERS", (2,))
+    setting(searching, "WARMUP", 2)
+    setting(searching, "BUDGETS", (6, 9))
 
 
 def asked(data: str = DATA, **options: Any) -> Run:
@@ -196,6 +205,41 @@ def test_the_search_spends_more_on_what_looks_good(tmp_path: Path, monkeypatch: 
     assert "m0 with up to 10 rounds" in left
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_a_search_that_stops_after_any_trial_continues_as_if_it_had_not(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Whatever the losses are: methods may look worse with more rounds, converge, or diverge."""
+    methods = ["alone", "fedavg", *(f"m{k}" for k in range(8))]
+    left = 0
+
+    def pretended(method: str, _: Simulation, budget: int) -> Trial:
+        nonlocal left
+        if left == 0:
+            raise KeyboardInterrupt
+        left -= 1
+        rng = np.random.default_rng([seed, methods.index(method), budget])
+        loss = None if rng.random() < 0.1 else rng.random()
+        return Trial(method, budget, 1.0, loss=loss, rounds=budget, converged=rng.random() < 0.2)
+
+    monkeypatch.setattr(searching, "_tried", pretended)
+    monkeypatch.setattr(searching, "BUDGETS", (10, 20, 40))
+    simulation = Simulation(FedAvg(eta=0.1), Network(features=3, classes=2), two_kinds(), cohort=6)
+
+    def go_on(path: Path, most: int) -> list[Trial]:
+        nonlocal left
+        left, kept = most, Trials(path, {})
+        search(methods, kept, simulation, budget=40, seconds=1e9)
+        return kept.trials
+
+    want = go_on(tmp_path / "whole.json", -1)
+    for stop in range(len(want)):
+        path = tmp_path / f"{stop}.json"
+        with pytest.raises(KeyboardInterrupt):
+            go_on(path, stop)
+        assert go_on(path, -1) == want
+
+
 # --- the whole
 
 
@@ -263,6 +307,82 @@ def test_stopped_three_times_and_continued_the_advice_is_the_same(quick: None, w
     assert without_times(found) == without_times(json.loads((whole / "advice.json").read_text()))
     a, b = ((path / "personalized.safetensors").read_bytes() for path in (tmp_path / "out", whole))
     assert a == b
+
+
+CHILD = """
+import sys
+from pathlib import Path
+from test_advise import asked, shorten
+from pfedme.advice.advise import advise
+shorten()
+advise(asked(), Path(sys.argv[1]), minutes=100)
+"""
+
+
+def everything(out: Path) -> dict[str, Any]:
+    """All that advice leaves behind, but for what tells of time."""
+    found: dict[str, Any] = {}
+    for path in out.rglob("*"):
+        if path.is_file() and path.name not in ("report.html", "trials.json", "advice.json"):
+            found[str(path.relative_to(out))] = path.read_bytes()
+    trials = json.loads((out / "trials.json").read_text())["trials"]
+    found["trials"] = [{**trial, "seconds": 0} for trial in trials]
+    return found | {"advice": without_times(json.loads((out / "advice.json").read_text()))}
+
+
+def tried(out: Path) -> int:
+    """How many trials have been kept."""
+    path = out / "trials.json"
+    return len(json.loads(path.read_text())["trials"]) if path.exists() else 0
+
+
+def test_killed_and_continued_the_advice_is_the_same(quick: None, whole: Path, tmp_path: Path):
+    out = tmp_path / "out"
+    with subprocess.Popen([sys.executable, "-c", CHILD, str(out)], cwd=Path(__file__).parent) as process:
+        wait_for(process, lambda: tried(out) >= 2)
+        process.send_signal(signal.SIGKILL)
+    assert not (out / "advice.json").exists()
+    advised(out)
+    assert everything(out) == everything(whole)
+
+
+@pytest.mark.slow
+def test_a_command_that_is_killed_at_every_stage_and_continued_gives_the_same_advice(tmp_path: Path):
+    """While it describes the data, tries methods, lets clients choose, and writes models."""
+    line = ["advise", "--data", DATA, "--minutes", "1000", "--json"]
+    assert main([*line, "--out", str(tmp_path / "whole")]) == 0
+    out, last = tmp_path / "out", tried(tmp_path / "whole")
+    stages: list[Callable[[], bool]] = [
+        lambda: True,
+        lambda: tried(out) >= 1,
+        lambda: tried(out) >= last // 2,
+        lambda: tried(out) == last,
+        lambda: (out / "models").exists(),
+    ]
+    for stage in stages:
+        with started(*line, "--out", str(out)) as process:
+            wait_for(process, stage)
+            process.send_signal(signal.SIGKILL)
+            assert process.wait() == -signal.SIGKILL
+        assert not (out / "advice.json").exists()
+    assert main([*line, "--out", str(out)]) == 0
+    assert everything(out) == everything(tmp_path / "whole")
+
+
+def test_with_more_time_clients_choose_by_all_their_rows(quick: None, whole: Path, tmp_path: Path):
+    """Even if a choice with less time was stopped before."""
+    out, choosing = tmp_path / "out", "choosing by all training rows in turn instead of a fifth of them"
+    out.mkdir()
+    document = json.loads((whole / "trials.json").read_text())
+    document["trials"] = [{**trial, "seconds": 60.0} for trial in document["trials"]]
+    document["notes"] = {}
+    (out / "trials.json").write_text(json.dumps(document))
+    few = len(document["trials"]) + 4  # enough to try all and to choose once, not five times
+    assert choosing in advise(asked(), out, minutes=few).left
+    found = advised(out)
+    assert found["left"] == []
+    want = json.loads((whole / "advice.json").read_text())
+    assert found["clients"] == want["clients"]
 
 
 # --- bad input

@@ -17,6 +17,7 @@ import numpy as np
 from pfedme.advice.trials import Trial, Trials, Watch, methods_for, question, search
 from pfedme.algorithms import IFCA, FedAvg
 from pfedme.core.models import MODELS
+from pfedme.core.tree import Params
 from pfedme.data.federation import Federation
 from pfedme.data.table import Table
 from pfedme.engine.choices import Line, Personalize, personalize
@@ -144,7 +145,7 @@ def advise(
     _check(federation, simulation)
     if force and (out / STATE).exists():
         (out / STATE).unlink()
-    elif out.exists() and any(out.iterdir()) and not (out / STATE).exists():
+    elif _has_files(out) and not (out / STATE).exists():
         raise InputError(f"{out} is not empty and holds no advice; choose another --out, or --force.")
     trials = Trials(out / STATE, question(run.to_json()))
     began = time.monotonic()
@@ -152,7 +153,7 @@ def advise(
     found = differences(federation.hold_out(0, Personalize.folds))
     suited = methods_for(simulation.model, federation, found)
     left = search(suited, trials, simulation, budget=run.budget, seconds=SEARCH * 60 * minutes, watch=watch)
-    shared, lines = _lines(trials, simulation, found)
+    shared, w, lines = _lines(trials, simulation, found)
     rest = 60 * minutes - trials.seconds
     each = sum(trial.seconds for trial, _ in lines)
     how = Personalize()
@@ -162,7 +163,8 @@ def advise(
             f"{60 * minutes:g} s, and the choice needs about {each:.0f} s. The same command with --minutes "
             f"{math.ceil((trials.seconds + 2 * each) / 60)} continues."
         )
-    if trials.note("one part", (how.folds + 1) * each > rest):
+    # Noted, so that it is the same after an interruption.
+    if trials.note(f"one part in {minutes:g} minutes", (how.folds + 1) * each > rest):
         how = dataclasses.replace(how, small=0)
         left = [*left, "choosing by all training rows in turn instead of a fifth of them"]
     alone = trials.of(ALONE)
@@ -187,8 +189,13 @@ def advise(
         _command(run, trial), _deployed(run, method, trial, federation), left,
         trials.seconds + time.monotonic() - began,
     )  # fmt: skip
-    _write(advised, simulation, how, out)
+    _write(advised, simulation, w, how, out)
     return advised
+
+
+def _has_files(folder: Path) -> bool:
+    """Whether there is anything but what an interrupted write leaves."""
+    return folder.exists() and any(not path.name.startswith(".") for path in folder.iterdir())
 
 
 def _check(federation: Federation, simulation: Simulation) -> None:
@@ -210,9 +217,9 @@ def _check(federation: Federation, simulation: Simulation) -> None:
 
 def _lines(
     trials: Trials, simulation: Simulation, found: Differences | None
-) -> tuple[Trial, list[tuple[Trial, Line]]]:
-    """The best shared model, and the models that clients are offered: paths around it and around those of
-    clusters, and the best personal models of other algorithms."""
+) -> tuple[Trial, Params, list[tuple[Trial, Line]]]:
+    """The trial of the best shared model, this model, and the models that clients are offered: paths around
+    it and around those of clusters, and the best personal models of other algorithms."""
     s = simulation
     best = trials.best()
     shared = [t for t in best if t.algorithm.federated and not t.algorithm.personal]
@@ -222,7 +229,12 @@ def _lines(
         )
     first = min(shared, key=lambda t: t.shared_loss or 0.0)
     recipe = first.recipe(s.model, s.cohort, s.seed)
-    lines = [(first, global_line(recipe.shared, recipe))]
+    w = recipe.shared(s.federation)
+
+    def train(federation: Federation) -> Params:
+        return w if federation is s.federation else recipe.shared(federation)
+
+    lines = [(first, global_line(train, recipe))]
     level = first.shared_loss or 0.0
     groups = [t for t in best if _has_clusters(t)]
     if groups and (clusters_in(found) or (groups[0].loss or 0.0) < level):
@@ -230,7 +242,7 @@ def _lines(
     others = [t for t in best if t.algorithm.federated and t.algorithm.personal]
     others = [t for t in others if not isinstance(t.algorithm, IFCA)]
     ready = [t for t in others if (t.loss or 0.0) < level][:READY]
-    return first, [*lines, *((t, personal_line(t.recipe(s.model, s.cohort, s.seed))) for t in ready)]
+    return first, w, [*lines, *((t, personal_line(t.recipe(s.model, s.cohort, s.seed))) for t in ready)]
 
 
 def _has_clusters(trial: Trial) -> bool:
@@ -284,19 +296,23 @@ def _deployed(run: Run, method: str, trial: Trial, federation: Federation) -> li
     ]
 
 
-def _write(advice: Advice, simulation: Simulation, how: Personalize, out: Path) -> None:
-    """Writes the choice, the models and advice.json, which is last."""
+def _write(advice: Advice, simulation: Simulation, w: Params, how: Personalize, out: Path) -> None:
+    """Writes the choice, the models and advice.json, which is last. `w` is the shared model."""
+    from pfedme.report.columns import columns_of, write_columns
     from pfedme.report.differing import differences_figure
     from pfedme.report.html.advice import advice_page
 
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
         write(out, advice.found, simulation.model, advice.federation, how)
+        columns = columns_of(simulation.model, advice.federation, w, advice.found.theta)
+        if columns:
+            write_columns(out, columns)
         if advice.differences:
             atomic_write(out / "differences.png", differences_figure(advice.differences))
         _export(advice, simulation, out / "models")
         document = advice.to_json()
-        atomic_write(out / "report.html", advice_page(document, advice, out))
+        atomic_write(out / "report.html", advice_page(document, advice, columns, out))
         atomic_write(out / "advice.json", json.dumps(document, indent=1, allow_nan=False) + "\n")
 
 

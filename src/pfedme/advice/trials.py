@@ -122,14 +122,15 @@ class Trials:
         """The time that all trials have taken."""
         return sum(trial.seconds for trial in self.trials)
 
-    def of(self, method: str) -> Trial | None:
-        """The trial of a method with the largest budget, if there is one."""
-        tried = [trial for trial in self.trials if trial.method == method]
+    def of(self, method: str, most: float = math.inf) -> Trial | None:
+        """The trial of a method with the largest budget, but at most so many rounds, if there is one."""
+        tried = [trial for trial in self.trials if trial.method == method and trial.budget <= most]
         return max(tried, key=lambda trial: trial.budget, default=None)
 
-    def best(self) -> list[Trial]:
-        """The last trial of each method that did not diverge, the one with the least loss first."""
-        last = [self.of(method) for method in dict.fromkeys(trial.method for trial in self.trials)]
+    def best(self, most: float = math.inf) -> list[Trial]:
+        """The last trial, with a budget of at most so many rounds, of each method that did not diverge, the
+        one with the least loss first."""
+        last = [self.of(method, most) for method in dict.fromkeys(trial.method for trial in self.trials)]
         return sorted((t for t in last if t and t.loss is not None), key=lambda t: t.loss or 0.0)
 
     def add(self, trial: Trial) -> None:
@@ -195,7 +196,8 @@ def search(
                 left.append(f"{method} with up to {most} rounds")
                 continue
             trials.add(_tried(method, simulation, most))
-        others = [t.method for t in trials.best() if t.method in kept and t.method not in BASES]
+        # Longer trials, from before an interruption, do not count: the order must be as without it.
+        others = [t.method for t in trials.best(most) if t.method in kept and t.method not in BASES]
         many = max(BEST, math.ceil(len(others) / 2)) if stage + 2 < len(budgets) else BEST
         kept = [*(m for m in kept if m in BASES), *others[:many]]
     return left

@@ -11,11 +11,12 @@ from pfedme.report.html.static import escaped, picture, section, static_page, ta
 
 if TYPE_CHECKING:
     from pfedme.advice.advise import Advice
+    from pfedme.report.columns import ColumnReport
 
 TONES = {"yes": ("good", "Join"), "no": ("bad", "Do not join"), "cannot tell": ("open", "Cannot tell")}
 
 
-def advice_page(document: dict[str, Any], advice: Advice, out: Path) -> str:
+def advice_page(document: dict[str, Any], advice: Advice, columns: ColumnReport | None, out: Path) -> str:
     """The page as HTML, without scripts; pictures in the folder `out` are embedded."""
     what = advice.found.measure
     tone, badge = TONES[document["verdict"]]
@@ -27,7 +28,7 @@ def advice_page(document: dict[str, Any], advice: Advice, out: Path) -> str:
             "What each client gains", _picture(out / "personalized.png"), _clients(document["clients"], what)
         ),
         section("How clients differ", *_differ(advice), _picture(out / "differences.png")),
-        section("Which columns matter", _picture(out / "columns.png")),
+        section("Which columns matter", *_columns(columns)),
         section("What was tried", _tried(advice), _models(document["methods"], what)),
         section("What to do next", *_next(document)),
     ]
@@ -44,6 +45,14 @@ def advice_page(document: dict[str, Any], advice: Advice, out: Path) -> str:
 
 def _picture(path: Path) -> str:
     return picture(path.stem, path.read_bytes()) if path.exists() else ""
+
+
+def _columns(found: ColumnReport | None) -> list[str]:
+    if found is None:
+        return []
+    said = "".join(f"<li>{escaped(sentence)}</li>" for sentence in found.sentences)
+    note = f"<p class='note'>{escaped(found.caption)}</p>"
+    return [f"<ul>{said}</ul>" if said else "", picture("columns", found.picture), note]
 
 
 def _number(value: float | None, what: Any, *, sign: bool = False) -> str:
