@@ -25,6 +25,7 @@ from pfedme.cli import main
 from pfedme.core.models import DNN, MLR, Network, NormalisedDNN
 from pfedme.data import parse_data
 from pfedme.data.federation import Federation
+from pfedme.data.table import Table
 from pfedme.engine.choices import choose
 from pfedme.engine.simulate import Simulation
 from pfedme.errors import InputError
@@ -249,7 +250,7 @@ def advised(out: Path, **options: Any) -> dict[str, Any]:
 
 
 def without_times(document: dict[str, Any]) -> dict[str, Any]:
-    return document | {"tried": [{**t, "seconds": 0} for t in document["tried"]]}
+    return document | {"seconds": 0, "tried": [{**t, "seconds": 0} for t in document["tried"]]}
 
 
 @pytest.fixture(scope="module")
@@ -430,3 +431,69 @@ def test_the_command_refuses_with_status_two(tmp_path: Path, capsys: pytest.Capt
     words = ["advise", "--data", "synthetic:clients=1,rows=20", "--out", str(tmp_path / "out")]
     assert main(words) == 2
     assert "nobody to join" in capsys.readouterr().err
+
+
+def advice_on(rows: list[str], folder: Path, **options: Any) -> dict[str, Any]:
+    """The advice on a table of sites."""
+    table, out = folder / "sites.csv", folder / "out"
+    table.write_text("\n".join(["site,x,z,outcome", *rows]) + "\n")
+    data = Table(path=str(table), client="site", label="outcome")
+    advise(dataclasses.replace(asked(), data=data, **options), out, minutes=100)
+    return json.loads((out / "advice.json").read_text())
+
+
+def site(name: str, rows: int, rule: Callable[[float, float], str], seed: int = 0) -> list[str]:
+    """Rows of a site whose outcome follows a rule."""
+    points = np.random.default_rng([seed, ord(name)]).normal(size=(rows, 2)).round(3).tolist()
+    return [f"{name},{x},{z},{rule(x, z)}" for x, z in points]
+
+
+def ill(x: float, z: float) -> str:
+    return "ill" if x > 0 else "well"
+
+
+def test_clients_without_test_rows_get_a_model_but_no_gain(quick: None, tmp_path: Path):
+    rows = [row for name in "abc" for row in site(name, 16, ill)] + site("d", 1, ill)
+    found = {client["client"]: client for client in advice_on(rows, tmp_path)["clients"]}
+    assert found["d"]["gain"] is found["d"]["score"] is None
+    assert found["a"]["gain"] is not None
+    assert (tmp_path / "out" / "models" / "d").is_dir()
+
+
+def test_without_any_test_rows_the_error_names_the_cure(tmp_path: Path):
+    with pytest.raises(InputError, match=r"No client has test rows.*; leave some"):
+        advice_on(["a,1,0,ill", "b,2,0,well", "c,0,1,ill"], tmp_path)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_label_that_one_client_alone_has_is_predicted_there(quick: None, tmp_path: Path):
+    def rare(x: float, z: float) -> str:
+        return "rare" if z > 0 else ill(x, z)
+
+    rows = [row for name in "abc" for row in site(name, 24, ill)] + site("d", 40, rare)
+    found = advice_on(rows, tmp_path)
+    assert len(found["clients"]) == 4
+    model = export.load(tmp_path / "out" / "models" / "d")
+    assert "rare" in set(model.predict(np.array([[0.0, 3.0], [0.0, -3.0]], np.float32)))
+
+
+def test_a_metric_that_does_not_fit_is_refused_with_those_that_do(tmp_path: Path):
+    says = "--metric rmse does not fit a label that is a class; choose one of accuracy, "
+    with pytest.raises(InputError, match=says):
+        advice_on([row for name in "ab" for row in site(name, 16, ill)], tmp_path, metric="rmse")
+    assert not (tmp_path / "out").exists()
+
+
+def test_where_nothing_helps_the_answer_is_to_train_alone(quick: None, tmp_path: Path):
+    """Every site has a rule of its own, the opposite of another's, and rows enough to learn it."""
+
+    def turned(quarters: int) -> Callable[[float, float], str]:
+        return lambda x, z: "ill" if (x, z, -x, -z)[quarters] > 0 else "well"
+
+    rows = [row for k, name in enumerate("abcd") for row in site(name, 80, turned(k))]
+    found = advice_on(rows, tmp_path)
+    assert found["sentence"].startswith(("Train alone: ", "Do not join: "))
+    assert found["method"] == "alone"
+    assert not found["join"]
+    assert found["deployed"] == []
+    assert found["command"].startswith("pfedme run alone")

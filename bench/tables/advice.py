@@ -6,7 +6,7 @@ python bench/tables/advice.py --page                only rewrites docs/results/a
 
 One command each, with defaults only. A table with few rows is split into training and test rows several
 times, since one split of it cannot show a difference of a point. Results are stored in runs/real-advice/;
-those that are there are not computed again.
+interrupted runs are continued, and finished ones are not repeated.
 """
 
 from __future__ import annotations
@@ -72,12 +72,11 @@ def main() -> None:
 
 def carry_out(source: str, out: Path, minutes: str) -> dict[str, Any]:
     """Advice on one split of a table, and the test scores of everything beside it."""
-    program, began = Path(sys.executable).parent / "pfedme", time.monotonic()
-    words = ["advise", "--data", source, "--minutes", minutes, "--out", str(out), "--json", "--force"]
+    program = Path(sys.executable).parent / "pfedme"
+    words = ["advise", "--data", source, "--minutes", minutes, "--out", str(out), "--json"]
     done = subprocess.run([program, *words], capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"{source}: {done.stderr.splitlines()[-1]}")
-    took, load = time.monotonic() - began, os.getloadavg()[0]
     advice = json.loads(done.stdout)
     run, simulation = Run(algorithm=FedAvg(), data=parse_data(source), model=MLR()).prepare()
     federation, key = simulation.federation, advice["metric"]
@@ -88,8 +87,8 @@ def carry_out(source: str, out: Path, minutes: str) -> dict[str, Any]:
     beside = sklearn(source.replace(":", "-"), federation, OUT)
     with_client = reference.measure(reference.with_client_column(federation), federation)
     return {
-        "seconds": took,
-        "load": load,
+        "seconds": advice["seconds"],
+        "load": os.getloadavg()[0],
         "rows": int(federation.n_train.sum() + federation.n_test.sum()),
         "tested": int(federation.n_test.sum()),
         "clients": federation.clients,
@@ -132,11 +131,11 @@ def write_page() -> None:
         "*Best federated in hindsight* is the method with the best mean on the test rows, out of all that "
         "were tried and those that clients are offered around the shared model. Nobody can know it "
         "beforehand, and the best of more than ten noisy means is a little too good. *Behind the best* is "
-        "how far the recommended models are below the better of it and alone, in points, with the standard error "
-        "of this mean difference over splits; for quantities, how much larger their RMSE is, in percent. "
-        "Negative means better. scikit-learn's models are linear, too, with their strengths chosen by "
-        "cross-validation: one per client, one for all rows, and one for all rows that is told whose row it "
-        "is.\n\n"
+        "how far the recommended models are below the better of it and alone, in points, with the standard "
+        "error of this mean difference over splits; for quantities, how much larger their RMSE is, in "
+        "percent. Negative means better. scikit-learn's models are linear, too, with their strengths chosen "
+        "by cross-validation: one per client, one for all rows, and one for all rows that is told whose row "
+        "it is.\n\n"
         f"| {header} |\n|{' --- |' * (header.count('|') + 1)}\n{''.join(lines)}\n"
         "Seconds are the longest of the splits, on two cores that other programs also used: the load was up "
         f"to {load:.0f}. `make advice-tables` repeats this. The constants of the choice (`pooled`, "

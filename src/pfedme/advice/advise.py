@@ -25,7 +25,7 @@ from pfedme.engine.differences import Differences, differences
 from pfedme.engine.measure import metric_for
 from pfedme.engine.personalized import Personalized
 from pfedme.engine.simulate import Simulation
-from pfedme.engine.verdict import Verdict
+from pfedme.engine.verdict import IMPROVING, Verdict
 from pfedme.errors import InputError
 from pfedme.export import Predictor
 from pfedme.files import atomic_write, refuse_file, writing
@@ -41,6 +41,8 @@ READY = 2
 STATE = "trials.json"
 """The file from which an interrupted search continues."""
 ALONE = "alone"
+IMPROVING_HERE = "losses were still falling when training ended; give more --minutes"
+"""Instead of the verdict's advice, which names options of another command."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +66,7 @@ class Advice:
     left: list[str]
     """What more time would be used for."""
     seconds: float
+    """The time that it took, without interruptions."""
 
     @property
     def join(self) -> bool:
@@ -72,14 +75,15 @@ class Advice:
 
     def answer(self) -> str:
         """The advice in a sentence."""
+        told = self.verdict.sentence.partition(": ")[2].replace(IMPROVING[1:], IMPROVING_HERE[1:])
         if self.join:
-            return f"Join, with {self.method}: {_gain(self.verdict)}."
+            return f"Join, with {self.method}: {told}"
         if self.verdict.verdict == "no":
-            return "Do not join: clients are better off alone."
-        everyone = bool(np.all(self.found.choice == len(self.found.candidates) - 1))
-        if everyone:
-            return "Train alone: nothing that was tried is better for any client."
-        return f"Cannot tell whether joining pays: {self.verdict.why}."
+            return f"Do not join: {told}"
+        if self.method == ALONE:
+            return "Train alone: no method that was tried is better on the rows that models are chosen by."
+        best = f"On the rows that models are chosen by, {self.method} is best."
+        return f"Cannot tell whether joining pays: {told} {best}"
 
     def clients(self) -> list[dict[str, Any]]:
         """Each client's choice, its score with it, alone and with the global model, and what it gains over
@@ -116,17 +120,13 @@ class Advice:
             ],
             "methods": methods(self.found),
             "left": self.left,
+            "seconds": self.seconds,
             "clients": self.clients(),
         }
 
 
 def _known(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None
-
-
-def _gain(verdict: Verdict) -> str:
-    """`+1.2 points over alone` and so on, from the sentence of a verdict."""
-    return verdict.sentence.removeprefix("Joining pays: ").removesuffix(".")
 
 
 def advise(
@@ -178,7 +178,7 @@ def advise(
     falling = not (alone.converged and shared.converged)
     chosen = dataclasses.replace(chosen, improving=falling)
     verdict = chosen.verdict()
-    method, trial = _method(chosen, shared, [t for t, _ in lines])
+    method, trial = _method(chosen, shared, [t for t, _ in lines], join=verdict.verdict == "yes")
     if verdict.verdict == "no" or method == ALONE:
         method, trial = ALONE, alone
     # A trial of `alone` has the loss of each client's best l2 in hindsight; this one was chosen before.
@@ -250,19 +250,15 @@ def _has_clusters(trial: Trial) -> bool:
     return isinstance(trial.algorithm, IFCA) and trial.rounds > trial.algorithm.warmup + 1
 
 
-def _method(found: Personalized, shared: Trial, offered: Sequence[Trial]) -> tuple[str, Trial]:
-    """The line whose best models are best for clients on average on the rows that they choose by, and the
-    trial of the algorithm behind it."""
-    lines = dict.fromkeys(candidate.line for candidate in found.candidates)
-    scores = {
-        line: float(np.nanmean(found.score[:, [c.line == line for c in found.candidates]].max(axis=1)))
-        for line in lines
-    }
-    line = max(scores, key=scores.__getitem__)
+def _method(found: Personalized, shared: Trial, offered: Sequence[Trial], *, join: bool) -> tuple[str, Trial]:
+    """The method of the model that is best for clients on average on the rows that they choose by, and the
+    trial of the algorithm behind it; if clients `join`, other than alone, which comes last."""
+    score = np.nanmean(found.score, axis=0)
+    best = found.candidates[int(np.argmax(score[:-1] if join else score))]
     behind = {"global": shared, "label-prior": shared} | {t.algorithm.name: t for t in offered}
-    if line.startswith("cluster"):
-        return line, behind["ifca"]
-    return (shared.method if line == "global" else line), behind.get(line, shared)
+    if best.line.startswith("cluster"):
+        return best.line, behind["ifca"]
+    return (shared.method if best.line == "global" else best.line), behind.get(best.line, shared)
 
 
 def _command(run: Run, trial: Trial) -> str:
