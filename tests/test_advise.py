@@ -21,16 +21,19 @@ from pfedme.advice import trials as searching
 from pfedme.advice.advise import advise
 from pfedme.advice.trials import Trial, Trials, methods_for, search
 from pfedme.algorithms import IFCA, FedAvg
+from pfedme.algorithms.alone import STRENGTHS
 from pfedme.cli import main
 from pfedme.core.models import DNN, MLR, Network, NormalisedDNN
 from pfedme.data import parse_data
 from pfedme.data.federation import Federation
 from pfedme.data.table import Table
-from pfedme.engine.choices import choose
+from pfedme.engine.choices import choose, row_score
+from pfedme.engine.metrics import Blocks, outcomes
 from pfedme.engine.simulate import Simulation
 from pfedme.errors import InputError
-from pfedme.personalization.lines import Clusters, Recipe, cluster_line, global_line
+from pfedme.personalization.lines import Clusters, Recipe, alone_recipe, cluster_line, global_line
 from pfedme.runs.run import Run
+from pfedme.training.pilot import CAUTION, FEW
 
 DATA = "synthetic:clients=4,rows=24,features=3,classes=2"
 
@@ -159,6 +162,39 @@ def test_a_newcomer_gets_the_cluster_that_fits_its_rows():
     later = two_kinds(20).take(np.array([4, 1]))
     _, which = clusters.chosen(fed)
     assert clusters.chosen(later)[1].tolist() == [which[4], which[1]]
+
+
+# --- alone
+
+
+def test_alone_is_judged_with_l2_that_was_chosen_on_other_rows():
+    rng = np.random.default_rng(0)
+    clients, rows = 8, 25
+    x = rng.normal(size=(clients * rows, 3)).astype(np.float32)
+    y = (x[:, 0] + rng.normal(size=len(x)) > 0).astype(np.int32)
+    fed = Federation.split([rows] * clients, x, y, classes=2, train=0.8)
+    model = Network(features=3, classes=2)
+    recipe, _ = alone_recipe(model, fed, seed=0, budget=6)
+    scores, owners = [], []
+    parts = [fed.hold_out(fold, 5) for fold in range(5)]
+    for part in parts:
+        blocks, found = Blocks.cut(*part.rows("validation")), []
+        for l2 in STRENGTHS:
+            one = dataclasses.replace(recipe, l2=np.full(clients, l2), l2_without=None)
+            found.append(row_score(outcomes(model, one.personal(part), part.x, part.y, blocks)))
+        scores.append(np.stack(found, axis=1))
+        owners.append(blocks.owner())
+    caution = CAUTION * math.sqrt(1 + FEW / 20)
+    for fold, part in enumerate(parts):
+        others = [k for k in range(5) if k != fold]
+        score, owner = (np.concatenate([values[k] for k in others]) for values in (scores, owners))
+        want = np.array(STRENGTHS)[brute_force(score, owner, clients, caution, 0.0)]
+        l2 = recipe.l2_for(part)
+        assert l2 is not None
+        np.testing.assert_allclose(l2, want, rtol=1e-6)
+    assert recipe.l2_without is not None
+    assert np.ptp(recipe.l2_without, axis=0).any()
+    assert recipe.l2_for(fed) is recipe.l2
 
 
 # --- methods
@@ -461,7 +497,7 @@ def test_clients_without_test_rows_get_a_model_but_no_gain(quick: None, tmp_path
 
 
 def test_without_any_test_rows_the_error_names_the_cure(tmp_path: Path):
-    with pytest.raises(InputError, match=r"No client has test rows.*; leave some"):
+    with pytest.raises(InputError, match=r"No client has test rows.*; clients need more rows"):
         advice_on(["a,1,0,ill", "b,2,0,well", "c,0,1,ill"], tmp_path)
     assert not (tmp_path / "out").exists()
 

@@ -49,6 +49,8 @@ class Federation:
     """The number that a client's randomness depends on; it stays the same when other clients come and go."""
     n_val: np.ndarray | int = 0
     """Validation rows of each client: used to choose, neither trained on nor reported."""
+    fold: tuple[int, int] | None = None
+    """Which part of the training rows they are, counted from 0, and of how many; None for other rows."""
     note: str = ""
     """What a reader of the description should know about where the rows come from."""
     notes: tuple[str, ...] = ()
@@ -189,8 +191,9 @@ class Federation:
         x = np.take(self.x, order, axis=0, out=aligned(self.x.shape, self.x.dtype))
         origin = None if self.origin is None else self.origin[order]
         return dataclasses.replace(
-            self, x=x, y=self.y[order], n_train=self.n_train - kept, n_val=kept, origin=origin
-        )
+            self, x=x, y=self.y[order], n_train=self.n_train - kept, n_val=kept, origin=origin,
+            fold=(fold, folds),
+        )  # fmt: skip
 
     def pooled(self) -> Federation:
         """One client with the training rows of all clients, ordered by id, without validation or test rows.
