@@ -20,7 +20,7 @@ from pfedme.core.models import MODELS
 from pfedme.core.tree import Params
 from pfedme.data.federation import Federation
 from pfedme.data.table import Table
-from pfedme.engine.choices import Line, Personalize, personalize
+from pfedme.engine.choices import Line, Personalize, personalize, with_step
 from pfedme.engine.differences import Differences, differences
 from pfedme.engine.measure import metric_for
 from pfedme.engine.personalized import Personalized
@@ -156,7 +156,7 @@ def advise(
     shared, w, lines = _lines(trials, simulation, found)
     rest = 60 * minutes - trials.seconds
     each = sum(trial.seconds for trial, _ in lines)
-    how = Personalize()
+    how = _paths(shared, simulation)
     if each > rest:
         raise InputError(
             f"No time is left for the clients' choice: trials took {trials.seconds:.0f} s of "
@@ -186,7 +186,7 @@ def advise(
     tried = sorted([honest if t is alone else t for t in trials.best()], key=lambda t: t.loss or 0.0)
     advised = Advice(
         run, federation, found, tried, chosen, verdict, method,
-        _command(run, trial), _deployed(run, method, trial, federation), left,
+        _command(run, trial, how), _deployed(run, method, trial, federation), left,
         trials.seconds + time.monotonic() - began,
     )  # fmt: skip
     _write(advised, simulation, w, how, out)
@@ -202,11 +202,14 @@ def _check(federation: Federation, simulation: Simulation) -> None:
     """Raises an error if there is nothing to advise on."""
     if federation.clients < 2:
         raise InputError(
-            "There is a single client, so there is nobody to join; give the column that tells clients apart "
-            "with --client."
+            f"There is a single client, {federation.name(0)}, so there is nobody to join; give the column "
+            "that tells clients apart with --client."
         )
     if not np.any(federation.n_test):
-        raise InputError("No client has test rows, so no gain can be measured; leave some with --train 0.75.")
+        raise InputError(
+            "No client has test rows, so no gain can be measured; clients need more rows, or a smaller "
+            "--train."
+        )
     try:
         simulation.model.to_json()
     except NotImplementedError:
@@ -245,6 +248,13 @@ def _lines(
     return first, w, [*lines, *((t, personal_line(t.recipe(s.model, s.cohort, s.seed))) for t in ready)]
 
 
+def _paths(shared: Trial, simulation: Simulation) -> Personalize:
+    """How clients choose, with smaller steps on their paths if training with the usual ones has diverged."""
+    usual = with_step(Personalize(), simulation.model, simulation.federation, simulation.seed)
+    stable = shared.steps["eta"] / 2
+    return Personalize(eta=stable) if stable < 0.9 * usual.eta else Personalize()
+
+
 def _has_clusters(trial: Trial) -> bool:
     """Whether it has trained long enough for its clusters to differ."""
     return isinstance(trial.algorithm, IFCA) and trial.rounds > trial.algorithm.warmup + 1
@@ -261,13 +271,12 @@ def _method(found: Personalized, shared: Trial, offered: Sequence[Trial], *, joi
     return (shared.method if best.line == "global" else best.line), behind.get(best.line, shared)
 
 
-def _command(run: Run, trial: Trial) -> str:
+def _command(run: Run, trial: Trial, how: Personalize) -> str:
     """The command that trains a method as it was tried, with the same choice for clients."""
     algorithm = trial.algorithm
-    how = Personalize() if algorithm.federated else None
     full = dataclasses.replace(
-        run, algorithm=algorithm, rounds=trial.rounds, quarter_at=trial.quarter_at, personalize=how,
-        eval_every=None,
+        run, algorithm=algorithm, rounds=trial.rounds, quarter_at=trial.quarter_at, eval_every=None,
+        personalize=how if algorithm.federated else None,
     )  # fmt: skip
     return full.command()
 

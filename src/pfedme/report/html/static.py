@@ -11,7 +11,7 @@ STYLE = """
 main { padding-bottom: 3rem; } img { max-width: 100%; height: auto; background: #fff; border-radius: 8px; }
 pre { white-space: pre-wrap; background: var(--paper); padding: 0.8rem; margin: 0.6rem 0 1rem; }
 pre span { display: inline-block; max-width: 100%; overflow-wrap: anywhere; }
-.scroll tbody th.text { white-space: normal; overflow-wrap: anywhere; min-width: 6rem; }
+.scroll tbody th.text { white-space: normal; overflow-wrap: anywhere; min-width: 8.5rem; }
 td small { color: var(--soft); } @media (max-width: 640px) { td small { display: block; } }
 .up { color: var(--good); font-weight: 600; } .down { color: var(--bad); font-weight: 600; }
 .tall { max-height: 34rem; overflow-y: auto; } .scroll th:first-child { text-align: left; }
