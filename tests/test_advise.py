@@ -5,27 +5,35 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Iterator
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from test_stopped import started, wait_for
 
 from pfedme import export
 from pfedme.advice import trials as searching
 from pfedme.advice.advise import advise
 from pfedme.advice.trials import Trial, Trials, methods_for, search
 from pfedme.algorithms import IFCA, FedAvg
+from pfedme.algorithms.alone import STRENGTHS
 from pfedme.cli import main
 from pfedme.core.models import DNN, MLR, Network, NormalisedDNN
 from pfedme.data import parse_data
 from pfedme.data.federation import Federation
-from pfedme.engine.choices import choose
+from pfedme.data.table import Table
+from pfedme.engine.choices import choose, row_score
+from pfedme.engine.metrics import Blocks, outcomes
 from pfedme.engine.simulate import Simulation
 from pfedme.errors import InputError
-from pfedme.personalization.lines import Clusters, Recipe, cluster_line, global_line
+from pfedme.personalization.lines import Clusters, Recipe, alone_recipe, cluster_line, global_line
 from pfedme.runs.run import Run
+from pfedme.training.pilot import CAUTION, FEW
 
 DATA = "synthetic:clients=4,rows=24,features=3,classes=2"
 
@@ -34,11 +42,16 @@ DATA = "synthetic:clients=4,rows=24,features=3,classes=2"
 def quick() -> Iterator[None]:
     """Few methods, and few rounds for each."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(searching, "RELATIVES", ("ditto",))
-        patch.setattr(searching, "CLUSTERS", (2,))
-        patch.setattr(searching, "WARMUP", 2)
-        patch.setattr(searching, "BUDGETS", (6, 9))
+        shorten(patch.setattr)
         yield
+
+
+def shorten(setting: Callable[[Any, str, Any], None] = setattr) -> None:
+    """Few methods, and few rounds for each."""
+    setting(searching, "RELATIVES", ("ditto",))
+    setting(searching, "CLUSTERS", (2,))
+    setting(searching, "WARMUP", 2)
+    setting(searching, "BUDGETS", (6, 9))
 
 
 def asked(data: str = DATA, **options: Any) -> Run:
@@ -151,6 +164,39 @@ def test_a_newcomer_gets_the_cluster_that_fits_its_rows():
     assert clusters.chosen(later)[1].tolist() == [which[4], which[1]]
 
 
+# --- alone
+
+
+def test_alone_is_judged_with_l2_that_was_chosen_on_other_rows():
+    rng = np.random.default_rng(0)
+    clients, rows = 8, 25
+    x = rng.normal(size=(clients * rows, 3)).astype(np.float32)
+    y = (x[:, 0] + rng.normal(size=len(x)) > 0).astype(np.int32)
+    fed = Federation.split([rows] * clients, x, y, classes=2, train=0.8)
+    model = Network(features=3, classes=2)
+    recipe, _ = alone_recipe(model, fed, seed=0, budget=6)
+    scores, owners = [], []
+    parts = [fed.hold_out(fold, 5) for fold in range(5)]
+    for part in parts:
+        blocks, found = Blocks.cut(*part.rows("validation")), []
+        for l2 in STRENGTHS:
+            one = dataclasses.replace(recipe, l2=np.full(clients, l2), l2_without=None)
+            found.append(row_score(outcomes(model, one.personal(part), part.x, part.y, blocks)))
+        scores.append(np.stack(found, axis=1))
+        owners.append(blocks.owner())
+    caution = CAUTION * math.sqrt(1 + FEW / 20)
+    for fold, part in enumerate(parts):
+        others = [k for k in range(5) if k != fold]
+        score, owner = (np.concatenate([values[k] for k in others]) for values in (scores, owners))
+        want = np.array(STRENGTHS)[brute_force(score, owner, clients, caution, 0.0)]
+        l2 = recipe.l2_for(part)
+        assert l2 is not None
+        np.testing.assert_allclose(l2, want, rtol=1e-6)
+    assert recipe.l2_without is not None
+    assert np.ptp(recipe.l2_without, axis=0).any()
+    assert recipe.l2_for(fed) is recipe.l2
+
+
 # --- methods
 
 
@@ -196,6 +242,41 @@ def test_the_search_spends_more_on_what_looks_good(tmp_path: Path, monkeypatch: 
     assert "m0 with up to 10 rounds" in left
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_a_search_that_stops_after_any_trial_continues_as_if_it_had_not(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Whatever the losses are: methods may look worse with more rounds, converge, or diverge."""
+    methods = ["alone", "fedavg", *(f"m{k}" for k in range(8))]
+    left = 0
+
+    def pretended(method: str, _: Simulation, budget: int) -> Trial:
+        nonlocal left
+        if left == 0:
+            raise KeyboardInterrupt
+        left -= 1
+        rng = np.random.default_rng([seed, methods.index(method), budget])
+        loss = None if rng.random() < 0.1 else rng.random()
+        return Trial(method, budget, 1.0, loss=loss, rounds=budget, converged=rng.random() < 0.2)
+
+    monkeypatch.setattr(searching, "_tried", pretended)
+    monkeypatch.setattr(searching, "BUDGETS", (10, 20, 40))
+    simulation = Simulation(FedAvg(eta=0.1), Network(features=3, classes=2), two_kinds(), cohort=6)
+
+    def go_on(path: Path, most: int) -> list[Trial]:
+        nonlocal left
+        left, kept = most, Trials(path, {})
+        search(methods, kept, simulation, budget=40, seconds=1e9)
+        return kept.trials
+
+    want = go_on(tmp_path / "whole.json", -1)
+    for stop in range(len(want)):
+        path = tmp_path / f"{stop}.json"
+        with pytest.raises(KeyboardInterrupt):
+            go_on(path, stop)
+        assert go_on(path, -1) == want
+
+
 # --- the whole
 
 
@@ -205,7 +286,7 @@ def advised(out: Path, **options: Any) -> dict[str, Any]:
 
 
 def without_times(document: dict[str, Any]) -> dict[str, Any]:
-    return document | {"tried": [{**t, "seconds": 0} for t in document["tried"]]}
+    return document | {"seconds": 0, "tried": [{**t, "seconds": 0} for t in document["tried"]]}
 
 
 @pytest.fixture(scope="module")
@@ -265,6 +346,82 @@ def test_stopped_three_times_and_continued_the_advice_is_the_same(quick: None, w
     assert a == b
 
 
+CHILD = """
+import sys
+from pathlib import Path
+from test_advise import asked, shorten
+from pfedme.advice.advise import advise
+shorten()
+advise(asked(), Path(sys.argv[1]), minutes=100)
+"""
+
+
+def everything(out: Path) -> dict[str, Any]:
+    """All that advice leaves behind, but for what tells of time."""
+    found: dict[str, Any] = {}
+    for path in out.rglob("*"):
+        if path.is_file() and path.name not in ("report.html", "trials.json", "advice.json"):
+            found[str(path.relative_to(out))] = path.read_bytes()
+    trials = json.loads((out / "trials.json").read_text())["trials"]
+    found["trials"] = [{**trial, "seconds": 0} for trial in trials]
+    return found | {"advice": without_times(json.loads((out / "advice.json").read_text()))}
+
+
+def tried(out: Path) -> int:
+    """How many trials have been kept."""
+    path = out / "trials.json"
+    return len(json.loads(path.read_text())["trials"]) if path.exists() else 0
+
+
+def test_killed_and_continued_the_advice_is_the_same(quick: None, whole: Path, tmp_path: Path):
+    out = tmp_path / "out"
+    with subprocess.Popen([sys.executable, "-c", CHILD, str(out)], cwd=Path(__file__).parent) as process:
+        wait_for(process, lambda: tried(out) >= 2)
+        process.send_signal(signal.SIGKILL)
+    assert not (out / "advice.json").exists()
+    advised(out)
+    assert everything(out) == everything(whole)
+
+
+@pytest.mark.slow
+def test_a_command_that_is_killed_at_every_stage_and_continued_gives_the_same_advice(tmp_path: Path):
+    """While it describes the data, tries methods, lets clients choose, and writes models."""
+    line = ["advise", "--data", DATA, "--minutes", "1000", "--json"]
+    assert main([*line, "--out", str(tmp_path / "whole")]) == 0
+    out, last = tmp_path / "out", tried(tmp_path / "whole")
+    stages: list[Callable[[], bool]] = [
+        lambda: True,
+        lambda: tried(out) >= 1,
+        lambda: tried(out) >= last // 2,
+        lambda: tried(out) == last,
+        lambda: (out / "models").exists(),
+    ]
+    for stage in stages:
+        with started(*line, "--out", str(out)) as process:
+            wait_for(process, stage)
+            process.send_signal(signal.SIGKILL)
+            assert process.wait() == -signal.SIGKILL
+        assert not (out / "advice.json").exists()
+    assert main([*line, "--out", str(out)]) == 0
+    assert everything(out) == everything(tmp_path / "whole")
+
+
+def test_with_more_time_clients_choose_by_all_their_rows(quick: None, whole: Path, tmp_path: Path):
+    """Even if a choice with less time was stopped before."""
+    out, choosing = tmp_path / "out", "choosing by all training rows in turn instead of a fifth of them"
+    out.mkdir()
+    document = json.loads((whole / "trials.json").read_text())
+    document["trials"] = [{**trial, "seconds": 60.0} for trial in document["trials"]]
+    document["notes"] = {}
+    (out / "trials.json").write_text(json.dumps(document))
+    few = len(document["trials"]) + 4  # enough to try all and to choose once, not five times
+    assert choosing in advise(asked(), out, minutes=few).left
+    found = advised(out)
+    assert found["left"] == []
+    want = json.loads((whole / "advice.json").read_text())
+    assert found["clients"] == want["clients"]
+
+
 # --- bad input
 
 
@@ -310,3 +467,69 @@ def test_the_command_refuses_with_status_two(tmp_path: Path, capsys: pytest.Capt
     words = ["advise", "--data", "synthetic:clients=1,rows=20", "--out", str(tmp_path / "out")]
     assert main(words) == 2
     assert "nobody to join" in capsys.readouterr().err
+
+
+def advice_on(rows: list[str], folder: Path, **options: Any) -> dict[str, Any]:
+    """The advice on a table of sites."""
+    table, out = folder / "sites.csv", folder / "out"
+    table.write_text("\n".join(["site,x,z,outcome", *rows]) + "\n")
+    data = Table(path=str(table), client="site", label="outcome")
+    advise(dataclasses.replace(asked(), data=data, **options), out, minutes=100)
+    return json.loads((out / "advice.json").read_text())
+
+
+def site(name: str, rows: int, rule: Callable[[float, float], str], seed: int = 0) -> list[str]:
+    """Rows of a site whose outcome follows a rule."""
+    points = np.random.default_rng([seed, ord(name)]).normal(size=(rows, 2)).round(3).tolist()
+    return [f"{name},{x},{z},{rule(x, z)}" for x, z in points]
+
+
+def ill(x: float, z: float) -> str:
+    return "ill" if x > 0 else "well"
+
+
+def test_clients_without_test_rows_get_a_model_but_no_gain(quick: None, tmp_path: Path):
+    rows = [row for name in "abc" for row in site(name, 16, ill)] + site("d", 1, ill)
+    found = {client["client"]: client for client in advice_on(rows, tmp_path)["clients"]}
+    assert found["d"]["gain"] is found["d"]["score"] is None
+    assert found["a"]["gain"] is not None
+    assert (tmp_path / "out" / "models" / "d").is_dir()
+
+
+def test_without_any_test_rows_the_error_names_the_cure(tmp_path: Path):
+    with pytest.raises(InputError, match=r"No client has test rows.*; clients need more rows"):
+        advice_on(["a,1,0,ill", "b,2,0,well", "c,0,1,ill"], tmp_path)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_label_that_one_client_alone_has_is_predicted_there(quick: None, tmp_path: Path):
+    def rare(x: float, z: float) -> str:
+        return "rare" if z > 0 else ill(x, z)
+
+    rows = [row for name in "abc" for row in site(name, 24, ill)] + site("d", 40, rare)
+    found = advice_on(rows, tmp_path)
+    assert len(found["clients"]) == 4
+    model = export.load(tmp_path / "out" / "models" / "d")
+    assert "rare" in set(model.predict(np.array([[0.0, 3.0], [0.0, -3.0]], np.float32)))
+
+
+def test_a_metric_that_does_not_fit_is_refused_with_those_that_do(tmp_path: Path):
+    says = "--metric rmse does not fit a label that is a class; choose one of accuracy, "
+    with pytest.raises(InputError, match=says):
+        advice_on([row for name in "ab" for row in site(name, 16, ill)], tmp_path, metric="rmse")
+    assert not (tmp_path / "out").exists()
+
+
+def test_where_nothing_helps_the_answer_is_to_train_alone(quick: None, tmp_path: Path):
+    """Every site has a rule of its own, the opposite of another's, and rows enough to learn it."""
+
+    def turned(quarters: int) -> Callable[[float, float], str]:
+        return lambda x, z: "ill" if (x, z, -x, -z)[quarters] > 0 else "well"
+
+    rows = [row for k, name in enumerate("abcd") for row in site(name, 80, turned(k))]
+    found = advice_on(rows, tmp_path)
+    assert found["sentence"].startswith(("Train alone: ", "Do not join: "))
+    assert found["method"] == "alone"
+    assert not found["join"]
+    assert found["deployed"] == []
+    assert found["command"].startswith("pfedme run alone")

@@ -17,14 +17,15 @@ import numpy as np
 from pfedme.advice.trials import Trial, Trials, Watch, methods_for, question, search
 from pfedme.algorithms import IFCA, FedAvg
 from pfedme.core.models import MODELS
+from pfedme.core.tree import Params
 from pfedme.data.federation import Federation
 from pfedme.data.table import Table
-from pfedme.engine.choices import Line, Personalize, personalize
+from pfedme.engine.choices import Line, Personalize, personalize, with_step
 from pfedme.engine.differences import Differences, differences
 from pfedme.engine.measure import metric_for
 from pfedme.engine.personalized import Personalized
 from pfedme.engine.simulate import Simulation
-from pfedme.engine.verdict import Verdict
+from pfedme.engine.verdict import IMPROVING, Verdict
 from pfedme.errors import InputError
 from pfedme.export import Predictor
 from pfedme.files import atomic_write, refuse_file, writing
@@ -40,6 +41,8 @@ READY = 2
 STATE = "trials.json"
 """The file from which an interrupted search continues."""
 ALONE = "alone"
+IMPROVING_HERE = "losses were still falling when training ended; give more --minutes"
+"""Instead of the verdict's advice, which names options of another command."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +66,7 @@ class Advice:
     left: list[str]
     """What more time would be used for."""
     seconds: float
+    """The time that it took, without interruptions."""
 
     @property
     def join(self) -> bool:
@@ -71,14 +75,15 @@ class Advice:
 
     def answer(self) -> str:
         """The advice in a sentence."""
+        told = self.verdict.sentence.partition(": ")[2].replace(IMPROVING[1:], IMPROVING_HERE[1:])
         if self.join:
-            return f"Join, with {self.method}: {_gain(self.verdict)}."
+            return f"Join, with {self.method}: {told}"
         if self.verdict.verdict == "no":
-            return "Do not join: clients are better off alone."
-        everyone = bool(np.all(self.found.choice == len(self.found.candidates) - 1))
-        if everyone:
-            return "Train alone: nothing that was tried is better for any client."
-        return f"Cannot tell whether joining pays: {self.verdict.why}."
+            return f"Do not join: {told}"
+        if self.method == ALONE:
+            return "Train alone: no method that was tried is better on the rows that models are chosen by."
+        best = f"On the rows that models are chosen by, {self.method} is best."
+        return f"Cannot tell whether joining pays: {told} {best}"
 
     def clients(self) -> list[dict[str, Any]]:
         """Each client's choice, its score with it, alone and with the global model, and what it gains over
@@ -115,17 +120,13 @@ class Advice:
             ],
             "methods": methods(self.found),
             "left": self.left,
+            "seconds": self.seconds,
             "clients": self.clients(),
         }
 
 
 def _known(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None
-
-
-def _gain(verdict: Verdict) -> str:
-    """`+1.2 points over alone` and so on, from the sentence of a verdict."""
-    return verdict.sentence.removeprefix("Joining pays: ").removesuffix(".")
 
 
 def advise(
@@ -144,7 +145,7 @@ def advise(
     _check(federation, simulation)
     if force and (out / STATE).exists():
         (out / STATE).unlink()
-    elif out.exists() and any(out.iterdir()) and not (out / STATE).exists():
+    elif _has_files(out) and not (out / STATE).exists():
         raise InputError(f"{out} is not empty and holds no advice; choose another --out, or --force.")
     trials = Trials(out / STATE, question(run.to_json()))
     began = time.monotonic()
@@ -152,17 +153,18 @@ def advise(
     found = differences(federation.hold_out(0, Personalize.folds))
     suited = methods_for(simulation.model, federation, found)
     left = search(suited, trials, simulation, budget=run.budget, seconds=SEARCH * 60 * minutes, watch=watch)
-    shared, lines = _lines(trials, simulation, found)
+    shared, w, lines = _lines(trials, simulation, found)
     rest = 60 * minutes - trials.seconds
     each = sum(trial.seconds for trial, _ in lines)
-    how = Personalize()
+    how = _paths(shared, simulation)
     if each > rest:
         raise InputError(
             f"No time is left for the clients' choice: trials took {trials.seconds:.0f} s of "
             f"{60 * minutes:g} s, and the choice needs about {each:.0f} s. The same command with --minutes "
             f"{math.ceil((trials.seconds + 2 * each) / 60)} continues."
         )
-    if trials.note("one part", (how.folds + 1) * each > rest):
+    # Noted, so that it is the same after an interruption.
+    if trials.note(f"one part in {minutes:g} minutes", (how.folds + 1) * each > rest):
         how = dataclasses.replace(how, small=0)
         left = [*left, "choosing by all training rows in turn instead of a fifth of them"]
     alone = trials.of(ALONE)
@@ -176,7 +178,7 @@ def advise(
     falling = not (alone.converged and shared.converged)
     chosen = dataclasses.replace(chosen, improving=falling)
     verdict = chosen.verdict()
-    method, trial = _method(chosen, shared, [t for t, _ in lines])
+    method, trial = _method(chosen, shared, [t for t, _ in lines], join=verdict.verdict == "yes")
     if verdict.verdict == "no" or method == ALONE:
         method, trial = ALONE, alone
     # A trial of `alone` has the loss of each client's best l2 in hindsight; this one was chosen before.
@@ -184,22 +186,30 @@ def advise(
     tried = sorted([honest if t is alone else t for t in trials.best()], key=lambda t: t.loss or 0.0)
     advised = Advice(
         run, federation, found, tried, chosen, verdict, method,
-        _command(run, trial), _deployed(run, method, trial, federation), left,
+        _command(run, trial, how), _deployed(run, method, trial, federation), left,
         trials.seconds + time.monotonic() - began,
     )  # fmt: skip
-    _write(advised, simulation, how, out)
+    _write(advised, simulation, w, how, out)
     return advised
+
+
+def _has_files(folder: Path) -> bool:
+    """Whether there is anything but what an interrupted write leaves."""
+    return folder.exists() and any(not path.name.startswith(".") for path in folder.iterdir())
 
 
 def _check(federation: Federation, simulation: Simulation) -> None:
     """Raises an error if there is nothing to advise on."""
     if federation.clients < 2:
         raise InputError(
-            "There is a single client, so there is nobody to join; give the column that tells clients apart "
-            "with --client."
+            f"There is a single client, {federation.name(0)}, so there is nobody to join; give the column "
+            "that tells clients apart with --client."
         )
     if not np.any(federation.n_test):
-        raise InputError("No client has test rows, so no gain can be measured; leave some with --train 0.75.")
+        raise InputError(
+            "No client has test rows, so no gain can be measured; clients need more rows, or a smaller "
+            "--train."
+        )
     try:
         simulation.model.to_json()
     except NotImplementedError:
@@ -210,9 +220,9 @@ def _check(federation: Federation, simulation: Simulation) -> None:
 
 def _lines(
     trials: Trials, simulation: Simulation, found: Differences | None
-) -> tuple[Trial, list[tuple[Trial, Line]]]:
-    """The best shared model, and the models that clients are offered: paths around it and around those of
-    clusters, and the best personal models of other algorithms."""
+) -> tuple[Trial, Params, list[tuple[Trial, Line]]]:
+    """The trial of the best shared model, this model, and the models that clients are offered: paths around
+    it and around those of clusters, and the best personal models of other algorithms."""
     s = simulation
     best = trials.best()
     shared = [t for t in best if t.algorithm.federated and not t.algorithm.personal]
@@ -222,7 +232,12 @@ def _lines(
         )
     first = min(shared, key=lambda t: t.shared_loss or 0.0)
     recipe = first.recipe(s.model, s.cohort, s.seed)
-    lines = [(first, global_line(recipe.shared, recipe))]
+    w = recipe.shared(s.federation)
+
+    def train(federation: Federation) -> Params:
+        return w if federation is s.federation else recipe.shared(federation)
+
+    lines = [(first, global_line(train, recipe))]
     level = first.shared_loss or 0.0
     groups = [t for t in best if _has_clusters(t)]
     if groups and (clusters_in(found) or (groups[0].loss or 0.0) < level):
@@ -230,7 +245,14 @@ def _lines(
     others = [t for t in best if t.algorithm.federated and t.algorithm.personal]
     others = [t for t in others if not isinstance(t.algorithm, IFCA)]
     ready = [t for t in others if (t.loss or 0.0) < level][:READY]
-    return first, [*lines, *((t, personal_line(t.recipe(s.model, s.cohort, s.seed))) for t in ready)]
+    return first, w, [*lines, *((t, personal_line(t.recipe(s.model, s.cohort, s.seed))) for t in ready)]
+
+
+def _paths(shared: Trial, simulation: Simulation) -> Personalize:
+    """How clients choose, with smaller steps on their paths if training with the usual ones has diverged."""
+    usual = with_step(Personalize(), simulation.model, simulation.federation, simulation.seed)
+    stable = shared.steps["eta"] / 2
+    return Personalize(eta=stable) if stable < 0.9 * usual.eta else Personalize()
 
 
 def _has_clusters(trial: Trial) -> bool:
@@ -238,28 +260,23 @@ def _has_clusters(trial: Trial) -> bool:
     return isinstance(trial.algorithm, IFCA) and trial.rounds > trial.algorithm.warmup + 1
 
 
-def _method(found: Personalized, shared: Trial, offered: Sequence[Trial]) -> tuple[str, Trial]:
-    """The line whose best models are best for clients on average on the rows that they choose by, and the
-    trial of the algorithm behind it."""
-    lines = dict.fromkeys(candidate.line for candidate in found.candidates)
-    scores = {
-        line: float(np.nanmean(found.score[:, [c.line == line for c in found.candidates]].max(axis=1)))
-        for line in lines
-    }
-    line = max(scores, key=scores.__getitem__)
+def _method(found: Personalized, shared: Trial, offered: Sequence[Trial], *, join: bool) -> tuple[str, Trial]:
+    """The method of the model that is best for clients on average on the rows that they choose by, and the
+    trial of the algorithm behind it; if clients `join`, other than alone, which comes last."""
+    score = np.nanmean(found.score, axis=0)
+    best = found.candidates[int(np.argmax(score[:-1] if join else score))]
     behind = {"global": shared, "label-prior": shared} | {t.algorithm.name: t for t in offered}
-    if line.startswith("cluster"):
-        return line, behind["ifca"]
-    return (shared.method if line == "global" else line), behind.get(line, shared)
+    if best.line.startswith("cluster"):
+        return best.line, behind["ifca"]
+    return (shared.method if best.line == "global" else best.line), behind.get(best.line, shared)
 
 
-def _command(run: Run, trial: Trial) -> str:
+def _command(run: Run, trial: Trial, how: Personalize) -> str:
     """The command that trains a method as it was tried, with the same choice for clients."""
     algorithm = trial.algorithm
-    how = Personalize() if algorithm.federated else None
     full = dataclasses.replace(
-        run, algorithm=algorithm, rounds=trial.rounds, quarter_at=trial.quarter_at, personalize=how,
-        eval_every=None,
+        run, algorithm=algorithm, rounds=trial.rounds, quarter_at=trial.quarter_at, eval_every=None,
+        personalize=how if algorithm.federated else None,
     )  # fmt: skip
     return full.command()
 
@@ -284,19 +301,23 @@ def _deployed(run: Run, method: str, trial: Trial, federation: Federation) -> li
     ]
 
 
-def _write(advice: Advice, simulation: Simulation, how: Personalize, out: Path) -> None:
-    """Writes the choice, the models and advice.json, which is last."""
+def _write(advice: Advice, simulation: Simulation, w: Params, how: Personalize, out: Path) -> None:
+    """Writes the choice, the models and advice.json, which is last. `w` is the shared model."""
+    from pfedme.report.columns import columns_of, write_columns
     from pfedme.report.differing import differences_figure
     from pfedme.report.html.advice import advice_page
 
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
         write(out, advice.found, simulation.model, advice.federation, how)
+        columns = columns_of(simulation.model, advice.federation, w, advice.found.theta)
+        if columns:
+            write_columns(out, columns)
         if advice.differences:
             atomic_write(out / "differences.png", differences_figure(advice.differences))
         _export(advice, simulation, out / "models")
         document = advice.to_json()
-        atomic_write(out / "report.html", advice_page(document, advice, out))
+        atomic_write(out / "report.html", advice_page(document, advice, columns, out))
         atomic_write(out / "advice.json", json.dumps(document, indent=1, allow_nan=False) + "\n")
 
 

@@ -64,6 +64,8 @@ class Trial:
     converged: bool = False
     l2: tuple[float, ...] | None = None
     """The strength that each client has chosen, for `alone`."""
+    l2_without: tuple[tuple[float, ...], ...] | None = None
+    """The same without each part of the rows."""
 
     @property
     def algorithm(self) -> Algorithm:
@@ -72,8 +74,8 @@ class Trial:
 
     def recipe(self, model: Model, cohort: int, seed: int) -> Recipe:
         """How it was trained."""
-        l2 = None if self.l2 is None else np.array(self.l2)
-        return Recipe(self.algorithm, model, cohort, seed, self.rounds, self.quarter_at, l2)
+        l2, without = (None if own is None else np.array(own) for own in (self.l2, self.l2_without))
+        return Recipe(self.algorithm, model, cohort, seed, self.rounds, self.quarter_at, l2, without)
 
 
 def methods_for(model: Model, federation: Federation, found: Differences | None) -> list[str]:
@@ -107,7 +109,7 @@ class Trials:
             try:
                 document = json.loads(path.read_text())
                 asked, kept = document["question"], document["trials"]
-                self.trials = [Trial(**{**t, **_tuples(t)}) for t in kept]
+                self.trials = [Trial(**{name: _tuples(value) for name, value in t.items()}) for t in kept]
                 self.notes = dict(document["notes"])
             except (OSError, ValueError, KeyError, TypeError) as error:
                 raise InputError(f"{path} is damaged ({error}); delete it to start over.") from None
@@ -122,14 +124,15 @@ class Trials:
         """The time that all trials have taken."""
         return sum(trial.seconds for trial in self.trials)
 
-    def of(self, method: str) -> Trial | None:
-        """The trial of a method with the largest budget, if there is one."""
-        tried = [trial for trial in self.trials if trial.method == method]
+    def of(self, method: str, most: float = math.inf) -> Trial | None:
+        """The trial of a method with the largest budget, but at most so many rounds, if there is one."""
+        tried = [trial for trial in self.trials if trial.method == method and trial.budget <= most]
         return max(tried, key=lambda trial: trial.budget, default=None)
 
-    def best(self) -> list[Trial]:
-        """The last trial of each method that did not diverge, the one with the least loss first."""
-        last = [self.of(method) for method in dict.fromkeys(trial.method for trial in self.trials)]
+    def best(self, most: float = math.inf) -> list[Trial]:
+        """The last trial, with a budget of at most so many rounds, of each method that did not diverge, the
+        one with the least loss first."""
+        last = [self.of(method, most) for method in dict.fromkeys(trial.method for trial in self.trials)]
         return sorted((t for t in last if t and t.loss is not None), key=lambda t: t.loss or 0.0)
 
     def add(self, trial: Trial) -> None:
@@ -156,8 +159,8 @@ class Trials:
             atomic_write(self.path, json.dumps(document, indent=1) + "\n")
 
 
-def _tuples(trial: dict[str, Any]) -> dict[str, Any]:
-    return {k: tuple(v) for k, v in trial.items() if isinstance(v, list)}
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def question(config: dict[str, Any]) -> dict[str, Any]:
@@ -195,7 +198,8 @@ def search(
                 left.append(f"{method} with up to {most} rounds")
                 continue
             trials.add(_tried(method, simulation, most))
-        others = [t.method for t in trials.best() if t.method in kept and t.method not in BASES]
+        # Longer trials, from before an interruption, do not count: the order must be as without it.
+        others = [t.method for t in trials.best(most) if t.method in kept and t.method not in BASES]
         many = max(BEST, math.ceil(len(others) / 2)) if stage + 2 < len(budgets) else BEST
         kept = [*(m for m in kept if m in BASES), *others[:many]]
     return left
@@ -220,5 +224,6 @@ def _tried(method: str, simulation: Simulation, budget: int) -> Trial:
         quarter_at=found.quarter_at,
         steps={name: getattr(found.algorithm, name) for name in found.algorithm.steps},
         converged=found.converged,
-        l2=None if found.l2 is None else tuple(found.l2.tolist()),
+        l2=None if found.l2 is None else _tuples(found.l2.tolist()),
+        l2_without=None if found.l2_without is None else _tuples(found.l2_without.tolist()),
     )

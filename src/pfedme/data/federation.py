@@ -88,6 +88,8 @@ class Federation:
     """The number that a client's randomness depends on; it stays the same when other clients come and go."""
     n_val: np.ndarray | int = 0
     """Validation rows of each client: used to choose, neither trained on nor reported."""
+    fold: tuple[int, int] | None = None
+    """Which part of the training rows they are, counted from 0, and of how many; None for other rows."""
     note: str = ""
     """What a reader of the description should know about where the rows come from."""
     notes: tuple[str, ...] = ()
@@ -233,7 +235,7 @@ class Federation:
         rank = np.where(place < first, place + last - first, np.where(place < last, place - first, place))
         order = np.empty(len(self.y), np.int64)
         order[np.repeat(self.start, self.count) + rank] = np.arange(len(self.y))
-        return self._with_rows(order, n_train=self.n_train - kept, n_val=kept)
+        return self._with_rows(order, n_train=self.n_train - kept, n_val=kept, fold=(fold, folds))
 
     def pooled(self) -> Federation:
         """One client with the training rows of all clients, ordered by id, without validation or test rows.

@@ -18,7 +18,7 @@ from pfedme.engine.label_shift import frequencies, prior
 from pfedme.engine.simulate import Simulation, State
 from pfedme.errors import Diverged
 from pfedme.runs.run import Run
-from pfedme.training.pilot import chooses_l2, pilot, with_l2
+from pfedme.training.pilot import FOLDS, chooses_l2, pilot, with_l2
 
 WARMUP = 0.25
 """The share of the rounds after which clusters are formed; at most as many rounds as IFCA's default."""
@@ -39,6 +39,8 @@ class Recipe:
     quarter_at: tuple[int, ...] = ()
     l2: np.ndarray | None = None
     """The strength that each client has chosen, for `alone`."""
+    l2_without: np.ndarray | None = None
+    """The strengths that they have chosen without each part of their rows."""
 
     def simulation(self, federation: Federation, total: int | None = None) -> Simulation:
         """The algorithm on the rows of a federation, which may be a part of `total` clients."""
@@ -51,8 +53,8 @@ class Recipe:
         """Trains on the training rows of a federation."""
         simulation = self.simulation(federation)
         state = simulation.start()
-        if self.l2 is not None:
-            state = with_l2(state, self.l2)
+        if (l2 := self.l2_for(federation)) is not None:
+            state = with_l2(state, l2)
         state, finite = simulation.advance(state, self.rounds)
         if not finite:
             raise Diverged(
@@ -60,6 +62,12 @@ class Recipe:
                 "lower its step size."
             )
         return simulation, state
+
+    def l2_for(self, federation: Federation) -> np.ndarray | None:
+        """The strengths of l2, chosen without the rows that the federation holds out."""
+        fold, folds = federation.fold or (0, 0)
+        without = self.l2_without
+        return self.l2 if without is None or folds != FOLDS or fold >= len(without) else without[fold]
 
     def shared(self, federation: Federation) -> Params:
         """The shared model that is trained on a federation."""
@@ -102,8 +110,9 @@ def alone_recipe(model: Model, federation: Federation, seed: int, budget: int) -
     alone = Simulation(asked, model, federation, cohort=federation.clients, seed=seed)
     found = pilot(asked, alone, budget=budget)
     recipe = Recipe(
-        found.algorithm, model, federation.clients, seed, found.rounds, found.quarter_at, found.l2
-    )
+        found.algorithm, model, federation.clients, seed, found.rounds, found.quarter_at, found.l2,
+        found.l2_without,
+    )  # fmt: skip
     return recipe, not found.converged
 
 
@@ -112,10 +121,10 @@ def recipe_of(record: dict[str, Any], model: Model, clients: int) -> tuple[Recip
     falling then; None if the record does not say with which l2."""
     run, auto = Run.from_json(record["config"]), record.get("auto") or {}
     algorithm = dataclasses.replace(run.algorithm, **auto.get("steps", {}))
-    l2 = np.array(auto["l2"]) if "l2" in auto else None
+    l2, without = (np.array(auto[name]) if name in auto else None for name in ("l2", "l2_without"))
     if chooses_l2(algorithm) and (l2 is None or len(l2) != clients):
         return None
-    recipe = Recipe(algorithm, model, clients, run.seed, run.rounds, run.quarter_at, l2)
+    recipe = Recipe(algorithm, model, clients, run.seed, run.rounds, run.quarter_at, l2, without)
     return recipe, bool(auto.get("improving"))
 
 

@@ -63,7 +63,7 @@ def chosen_lam(at: Axes, rows: np.ndarray, chosen: Sequence[Candidate]) -> None:
     shown = np.where(alone, low / 10, shown)
     spread = np.exp(0.25 * np.random.default_rng(0).uniform(-1, 1, len(shown)))
     for some, mark, colour, label in (
-        (~own, "o", COLOURS[2], None), (own, "^", COLOURS[3], "from label prior or cluster"),
+        (~own, "o", COLOURS[2], None), (own, "^", COLOURS[3], "not around the global model"),
     ):  # fmt: skip
         at.scatter(
             rows[some], (shown * spread)[some], s=9, color=colour, alpha=0.6, linewidths=0, marker=mark,

@@ -196,6 +196,7 @@ class Execution:
             "validation": found.validation,
             "threshold": found.thresholds,
             **({} if found.l2 is None else {"l2": found.l2.tolist()}),
+            **({} if found.l2_without is None else {"l2_without": found.l2_without.tolist()}),
         }
         self.piloted = True
         self.write_record("running")

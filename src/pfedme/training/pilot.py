@@ -69,6 +69,8 @@ class Pilot(NamedTuple):
     """How often it diverged and was restarted with smaller steps."""
     l2: np.ndarray | None = None
     """The strength that each client has chosen, if clients choose it."""
+    l2_without: np.ndarray | None = None
+    """The same without each part of the rows (a row for each part): what may be judged on that part."""
 
 
 def chooses_l2(algorithm: Algorithm) -> bool:
@@ -127,8 +129,8 @@ def pilot(
     found = found._replace(retries=retries)
     state = course.best
     if chooses_l2(asked):
-        choice = _choose(course, found, simulation, watch)
-        found = found._replace(l2=np.array(STRENGTHS)[choice])
+        choice, without = _choose(course, found, simulation, watch)
+        found = found._replace(l2=np.array(STRENGTHS)[choice], l2_without=np.array(STRENGTHS)[without])
         own = np.arange(len(choice))
         state = state._replace(clients=jax.tree.map(lambda a: a[own, choice], state.clients))
     if held.classes == 2:
@@ -260,9 +262,12 @@ class Course:
         return Pilot(self.simulation.algorithm, rounds, quarter_at, True, self.losses(), {})
 
 
-def _choose(course: Course, found: Pilot, simulation: Simulation, watch: Watch) -> np.ndarray:
+def _choose(
+    course: Course, found: Pilot, simulation: Simulation, watch: Watch
+) -> tuple[np.ndarray, np.ndarray]:
     """The index in STRENGTHS that is best for each client on its validation rows, and the strongest of
-    several that are about equally good; clients with few rows use all of them, held out in turn."""
+    several that are about equally good; clients with few rows use all of them, held out in turn. And the same
+    without each of these parts, for clients that have used others."""
     federation, pools = simulation.federation, simulation.algorithm.pools
     courses = [(course, course.who)]
     rows = federation.n_train.sum(keepdims=True) if pools else federation.n_train
@@ -279,7 +284,18 @@ def _choose(course: Course, found: Pilot, simulation: Simulation, watch: Watch) 
         scores.append(own.T)
         owners.append(judged.owner() if pools else who[judged.owner()])
     caution = CAUTION * np.sqrt(1 + FEW / np.maximum(rows, 1))
-    return choose(np.concatenate(scores), np.concatenate(owners), len(rows), caution)
+
+    def chosen(parts: Sequence[int]) -> np.ndarray:
+        score, owner = (np.concatenate([values[k] for k in parts]) for values in (scores, owners))
+        return choose(score, owner, len(rows), caution)
+
+    parts = range(len(scores))
+    choice, without = chosen(parts), []
+    for part in parts:
+        others = [k for k in parts if k != part]
+        used = np.isin(np.arange(len(rows)), [i for k in others for i in owners[k]])
+        without.append(np.where(used, chosen(others), choice) if others else choice)
+    return choice, np.stack(without)
 
 
 def _mean(losses: dict[str, float]) -> float:

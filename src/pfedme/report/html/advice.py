@@ -7,27 +7,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pfedme.report.differing import about_difference
-from pfedme.report.html.static import escaped, picture, section, static_page, table
+from pfedme.report.html.static import commands, escaped, picture, section, static_page, table
 
 if TYPE_CHECKING:
     from pfedme.advice.advise import Advice
+    from pfedme.report.columns import ColumnReport
 
-TONES = {"yes": ("good", "Join"), "no": ("bad", "Do not join"), "cannot tell": ("open", "Cannot tell")}
+TONES = {"yes": "good", "no": "bad", "cannot tell": "open"}
 
 
-def advice_page(document: dict[str, Any], advice: Advice, out: Path) -> str:
+def advice_page(document: dict[str, Any], advice: Advice, columns: ColumnReport | None, out: Path) -> str:
     """The page as HTML, without scripts; pictures in the folder `out` are embedded."""
     what = advice.found.measure
-    tone, badge = TONES[document["verdict"]]
     parts = [
-        f'<section id="answer" class="{tone}"><h2>Should we train together?</h2>'
-        f'<p class="lead"><span class="badge">{badge}</span>{escaped(document["sentence"])}</p>'
+        f'<section id="answer" class="{TONES[document["verdict"]]}"><h2>Should we train together?</h2>'
+        f'<p class="lead">{escaped(document["sentence"])}</p>'
         f"<p>{escaped(_harm(advice))}</p></section>",
         section(
             "What each client gains", _picture(out / "personalized.png"), _clients(document["clients"], what)
         ),
         section("How clients differ", *_differ(advice), _picture(out / "differences.png")),
-        section("Which columns matter", _picture(out / "columns.png")),
+        section("Which columns matter", *_columns(columns)),
         section("What was tried", _tried(advice), _models(document["methods"], what)),
         section("What to do next", *_next(document)),
     ]
@@ -44,6 +44,14 @@ def advice_page(document: dict[str, Any], advice: Advice, out: Path) -> str:
 
 def _picture(path: Path) -> str:
     return picture(path.stem, path.read_bytes()) if path.exists() else ""
+
+
+def _columns(found: ColumnReport | None) -> list[str]:
+    if found is None:
+        return []
+    said = "".join(f"<li>{escaped(sentence)}</li>" for sentence in found.sentences)
+    note = f"<p class='note'>{escaped(found.caption)}</p>"
+    return [f"<ul>{said}</ul>" if said else "", picture("columns", found.picture), note]
 
 
 def _number(value: float | None, what: Any, *, sign: bool = False) -> str:
@@ -63,20 +71,17 @@ def _clients(clients: Sequence[dict[str, Any]], what: Any) -> str:
         reach = (
             ""
             if low is None
-            else f" <small>{_number(low, what, sign=True)} to {_number(high, what, sign=True)}</small>"
+            else f"<small>{_number(low, what, sign=True)} to {_number(high, what, sign=True)}</small>"
         )
-        gain = f'<span class="{tone}">{_number(row["gain"], what, sign=True)}</span>{reach}'
-        rows.append(
-            [
-                escaped(row["client"]),
-                escaped(row["choice"]),
-                *(_number(row[k], what) for k in ("score", "alone", "global")),
-                gain,
-            ]
-        )
-    note = "The gain is over training alone, with a 95 % interval from the client's own test rows."
-    header = ["client", "its model", what.name, "alone", "global", "gain over alone"]
-    return f"<div class='tall'>{table(header, rows)}</div><p class='note'>{note}</p>"
+        gain = f'<span class="{tone}">{_number(row["gain"], what, sign=True)}</span> {reach}'
+        others = [_number(row[k], what) for k in ("score", "alone", "global")]
+        rows.append([escaped(row["client"]), gain, escaped(row["choice"]), *others])
+    note = (
+        f"{len(rows):,} clients, those that gain most first. The gain is over training alone, with a 95 % "
+        "interval from the client's own test rows."
+    )
+    header = ["client", "gain over alone", "its model", what.name, "alone", "global"]
+    return f"<p class='note'>{note}</p><div class='tall'>{table(header, rows)}</div>"
 
 
 def _harm(advice: Advice) -> str:
@@ -143,14 +148,12 @@ def _models(methods: dict[str, dict[str, Any]], what: Any) -> str:
 
 def _next(document: dict[str, Any]) -> list[str]:
     said = [
-        f"<p>To train {escaped(document['method'])} on this machine:</p>"
-        f"<pre>{escaped(document['command'])}</pre>"
+        f"<p>To train {escaped(document['method'])} on this machine:</p>{commands([document['command']])}"
     ]
     if document["deployed"]:
-        commands = "\n".join(document["deployed"])
         said.append(
             "<p>To train it in a federation, in which rows stay where they are; the first and the last "
-            f"command at each client, the others at the server:</p><pre>{escaped(commands)}</pre>"
+            f"command at each client, the others at the server:</p>{commands(document['deployed'])}"
         )
     said.append(
         "<p>Each client's model is in models/. To use it: "

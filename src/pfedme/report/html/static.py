@@ -9,7 +9,10 @@ from importlib import resources
 
 STYLE = """
 main { padding-bottom: 3rem; } img { max-width: 100%; height: auto; background: #fff; border-radius: 8px; }
-pre { white-space: pre-wrap; overflow-wrap: anywhere; background: var(--paper); padding: 0.8rem; }
+pre { white-space: pre-wrap; background: var(--paper); padding: 0.8rem; margin: 0.6rem 0 1rem; }
+pre span { display: inline-block; max-width: 100%; overflow-wrap: anywhere; }
+.scroll tbody th.text { white-space: normal; overflow-wrap: anywhere; min-width: 8.5rem; }
+td small { color: var(--soft); } @media (max-width: 640px) { td small { display: block; } }
 .up { color: var(--good); font-weight: 600; } .down { color: var(--bad); font-weight: 600; }
 .tall { max-height: 34rem; overflow-y: auto; } .scroll th:first-child { text-align: left; }
 .tall thead th { position: sticky; top: 0; background: var(--card); }
@@ -45,6 +48,12 @@ def picture(name: str, content: bytes) -> str:
     """An embedded PNG."""
     data = base64.b64encode(content).decode()
     return f'<p><img alt="{escaped(name)}" src="data:image/png;base64,{data}"></p>'
+
+
+def commands(lines: Sequence[str]) -> str:
+    """Commands, one per line, which break between words only."""
+    told = "\n".join(" ".join(f"<span>{escaped(word)}</span>" for word in line.split(" ")) for line in lines)
+    return f"<pre>{told}</pre>"
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
