@@ -20,7 +20,7 @@ from pfedme.core.models import MODELS
 from pfedme.core.tree import Params
 from pfedme.data.federation import Federation
 from pfedme.data.table import Table
-from pfedme.engine.choices import Line, Personalize, personalize, with_step
+from pfedme.engine.choices import Line, Personalize, personalize
 from pfedme.engine.differences import Differences, differences
 from pfedme.engine.measure import metric_for
 from pfedme.engine.personalized import Personalized
@@ -156,7 +156,7 @@ def advise(
     shared, w, lines = _lines(trials, simulation, found)
     rest = 60 * minutes - trials.seconds
     each = sum(trial.seconds for trial, _ in lines)
-    how = _paths(shared, simulation)
+    how = Personalize()
     if each > rest:
         raise InputError(
             f"No time is left for the clients' choice: trials took {trials.seconds:.0f} s of "
@@ -246,13 +246,6 @@ def _lines(
     others = [t for t in others if not isinstance(t.algorithm, IFCA)]
     ready = [t for t in others if (t.loss or 0.0) < level][:READY]
     return first, w, [*lines, *((t, personal_line(t.recipe(s.model, s.cohort, s.seed))) for t in ready)]
-
-
-def _paths(shared: Trial, simulation: Simulation) -> Personalize:
-    """How clients choose, with smaller steps on their paths if training with the usual ones has diverged."""
-    usual = with_step(Personalize(), simulation.model, simulation.federation, simulation.seed)
-    stable = shared.steps["eta"] / 2
-    return Personalize(eta=stable) if stable < 0.9 * usual.eta else Personalize()
 
 
 def _has_clusters(trial: Trial) -> bool:

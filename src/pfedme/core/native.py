@@ -57,7 +57,15 @@ def steps(f: Loss, w: Params, start: Params, lam: float, alpha: float, K: int) -
     )
     numbers = jnp.stack([jnp.asarray(a, jnp.float32) for a in (lam, alpha, f.model.l2)])
     rows = f.source or (f.x, f.y, jnp.arange(size, dtype=jnp.int32))
-    found = call(*rows, f.model.weighted(scale, f.y), numbers, *layers, *jax.tree.leaves(start.tree), K=K, classes=int(f.model.classes > 0))
+    found = call(
+        *rows,
+        f.model.weighted(scale, f.y),
+        numbers,
+        *layers,
+        *jax.tree.leaves(start.tree),
+        K=K,
+        classes=int(f.model.classes > 0),
+    )
     return Params(jax.tree.unflatten(jax.tree.structure(w.tree), found))
 
 
