@@ -25,6 +25,8 @@ LINES = {
 }
 """The index of each method's colour, dashes and marker."""
 MARKERS = "osD^vPX"
+EDGE = 60.0
+"""The largest gain in points that the figure of the study has room for."""
 NAMES = {"given": "pFedMe's λ"}
 
 
@@ -81,8 +83,7 @@ def chosen_lam(at: Axes, rows: np.ndarray, chosen: Sequence[Candidate]) -> None:
 
 def gain_study_figure(units: Mapping[str, Sequence[Mapping[str, Any]]]) -> bytes:
     """A PNG of a study: one row per federation with each client's gain over alone and over the global model;
-    below, gain and chosen λ against training rows. Gains beyond ±100 points, which R² can have, are shown at
-    the edge."""
+    below, gain and chosen λ against training rows. Gains beyond ±EDGE points are shown at the edge."""
     figure = Figure(figsize=(9.0, 0.3 * len(units) + 4.2), layout="constrained", dpi=200)
     halves: Any = figure.subfigures(2, 1, height_ratios=[0.3 * len(units) + 0.8, 3.2])
     above, below = halves
@@ -91,9 +92,11 @@ def gain_study_figure(units: Mapping[str, Sequence[Mapping[str, Any]]]) -> bytes
             gains = 100 * np.concatenate([np.asarray(unit["gain"][over]) for unit in own])
             spread = np.random.default_rng(place).uniform(-0.28, 0.28, len(gains))
             colour = COLOURS[0 if over == "alone" else 1]
-            at.scatter(np.clip(gains, -100, 100), place + spread, s=4, color=colour, alpha=0.3, linewidths=0)
+            at.scatter(
+                np.clip(gains, -EDGE, EDGE), place + spread, s=4, color=colour, alpha=0.3, linewidths=0
+            )
             at.plot(
-                [np.clip(gains.mean(), -100, 100)] * 2,
+                [np.clip(gains.mean(), -EDGE, EDGE)] * 2,
                 [place - 0.38, place + 0.38],
                 color="black",
                 linewidth=1.8,
@@ -101,7 +104,7 @@ def gain_study_figure(units: Mapping[str, Sequence[Mapping[str, Any]]]) -> bytes
         at.axvline(0, color="0.4", linewidth=0.8)
         at.set_yticks(range(len(units)), list(units))
         at.set_ylim(len(units) - 0.5, -0.5)
-        dress(at, "", f"gain of a client over {over} (points); bar: mean", "", "")
+        dress(at, "", f"gain over {over} (points, up to ±{EDGE:g}); bar: mean", "", "")
     left, right = below.subplots(1, 2)
     every = [unit for own in units.values() for unit in own]
     rows = np.concatenate([np.asarray(unit["rows"], float) for unit in every])
@@ -111,7 +114,7 @@ def gain_study_figure(units: Mapping[str, Sequence[Mapping[str, Any]]]) -> bytes
         for unit in every
         for name, lam in zip(unit["chosen"], unit["lam"], strict=True)
     ]
-    left.scatter(rows, np.clip(gains, -100, 100), s=5, color=COLOURS[0], alpha=0.35, linewidths=0)
+    left.scatter(rows, np.clip(gains, -EDGE, EDGE), s=5, color=COLOURS[0], alpha=0.35, linewidths=0)
     left.axhline(0, color="0.4", linewidth=0.8)
     dress(left, "", "training rows of a client", "gain over alone (points)", "")
     chosen_lam(right, rows, chosen)
@@ -144,8 +147,17 @@ def newcomer_figure(curves: Mapping[str, Sequence[Level]]) -> bytes:
         dress(at, "", "training rows of a newcomer", what.axis, title)
     for at in axes[len(curves) :]:
         at.set_visible(False)
-    handles, labels = axes[0].get_legend_handles_labels()
+    lines_of = {
+        label: line for at in axes for line, label in zip(*at.get_legend_handles_labels(), strict=True)
+    }
+    order = [NAMES.get(name, name) for name in LINES if NAMES.get(name, name) in lines_of]
     figure.legend(
-        handles, labels, loc="outside upper center", ncols=6, frameon=False, fontsize=8.5, handlelength=3
+        [lines_of[name] for name in order],
+        order,
+        loc="outside upper center",
+        ncols=6 if columns > 1 else 2,
+        frameon=False,
+        fontsize=8.5,
+        handlelength=3,
     )
     return png(figure)
