@@ -25,8 +25,9 @@ from pfedme.deploy.messages import Content
 from pfedme.deploy.worker import Failed, Worker
 
 KINDS = {flower: kind for kind, flower in TYPES.items()} | {"query.hello": "hello"}
-PULL_S = 1.0
-"""Seconds after which a client asks again whether there is work; Flower would wait for three."""
+OFTEN_S, SELDOM_S = 0.1, 3.0
+"""The shortest and the longest time after which a client asks again whether there is work. In between, it is a
+twentieth of the time that it has waited; with Flower it would always be three seconds."""
 
 
 def attend(connection: tuple[Any, ...], intake: Intake, worker: Worker, program: bytes) -> NoReturn:
@@ -36,7 +37,7 @@ def attend(connection: tuple[Any, ...], intake: Intake, worker: Worker, program:
     not listened to.
     """
     receive, send, get_run, get_fab, pull, push, confirm = connection
-    known = set[int]()
+    known, last = set[int](), time.monotonic()
     while True:
         # Flower raises the second if a run has ended in the meantime; it is not an Exception.
         with contextlib.suppress(TooMuch, RunNotRunningException):
@@ -53,9 +54,10 @@ def attend(connection: tuple[Any, ...], intake: Intake, worker: Worker, program:
                         _send(reply, partial(send, clientapp_runtime=time.monotonic() - began), push)
                 finally:
                     emit(Event("idle"))
+                last = time.monotonic()
                 continue
         worker.rest()
-        time.sleep(PULL_S)
+        time.sleep(min(SELDOM_S, max(OFTEN_S, (time.monotonic() - last) / 20)))
 
 
 def _refuse_foreign(sent: bytes, program: bytes) -> None:
