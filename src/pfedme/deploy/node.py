@@ -26,8 +26,8 @@ from pfedme.deploy.worker import Failed, Worker
 
 KINDS = {flower: kind for kind, flower in TYPES.items()} | {"query.hello": "hello"}
 OFTEN_S, SELDOM_S = 0.1, 3.0
-"""The shortest and the longest time after which a client asks again whether there is work. In between, it is a
-twentieth of the time that it has waited; with Flower it would always be three seconds."""
+"""The shortest and the longest time after which a client asks again whether there is work. In between, it is
+a twentieth of the time that it has waited; with Flower it would always be three seconds."""
 
 
 def attend(connection: tuple[Any, ...], intake: Intake, worker: Worker, program: bytes) -> NoReturn:
