@@ -25,9 +25,10 @@ from pfedme.deploy.messages import Content
 from pfedme.deploy.worker import Failed, Worker
 
 KINDS = {flower: kind for kind, flower in TYPES.items()} | {"query.hello": "hello"}
-OFTEN_S, SELDOM_S = 0.1, 3.0
+OFTEN_S, SELDOM_S = 0.2, 3.0
 """The shortest and the longest time after which a client asks again whether there is work. In between, it is
-a twentieth of the time that it has waited; with Flower it would always be three seconds."""
+a tenth of the time that it has waited for this message or for the one before, so that many clients do not
+keep their server busy with that. With Flower, it would always be three seconds."""
 
 
 def attend(connection: tuple[Any, ...], intake: Intake, worker: Worker, program: bytes) -> NoReturn:
@@ -37,12 +38,13 @@ def attend(connection: tuple[Any, ...], intake: Intake, worker: Worker, program:
     not listened to.
     """
     receive, send, get_run, get_fab, pull, push, confirm = connection
-    known, last = set[int](), time.monotonic()
+    known, last, waited = set[int](), time.monotonic(), 10.0
     while True:
         # Flower raises the second if a run has ended in the meantime; it is not an Exception.
         with contextlib.suppress(TooMuch, RunNotRunningException):
             got = receive()
             if got is not None and intake.begin(got[1]):
+                waited = time.monotonic() - last
                 emit(Event("working"))
                 try:
                     if (run := got[0].metadata.run_id) not in known:
@@ -57,7 +59,8 @@ def attend(connection: tuple[Any, ...], intake: Intake, worker: Worker, program:
                 last = time.monotonic()
                 continue
         worker.rest()
-        time.sleep(min(SELDOM_S, max(OFTEN_S, (time.monotonic() - last) / 20)))
+        waited = max(waited, time.monotonic() - last)
+        time.sleep(min(SELDOM_S, max(OFTEN_S, waited / 10)))
 
 
 def _refuse_foreign(sent: bytes, program: bytes) -> None:
