@@ -44,6 +44,9 @@ bench-clipping: $(INSTALLED)
 bench-federation: $(INSTALLED)
 	$(BIN)/python bench/federation.py
 
+bench-deployed: $(INSTALLED)
+	$(BIN)/python bench/deployed.py
+
 real-tables: $(INSTALLED)  # docs/results/tables.md is its output
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[tables]'
 	$(BIN)/python bench/tables/run.py

@@ -88,11 +88,15 @@ def measure(folder: Path, clients: int, rounds: int, idle: float) -> dict[str, f
             if k % 4 == 0:
                 wait_for(lambda connected=connected: "Connected" in connected.read_text())
         log = out / "server.log"
-        wait_for(lambda: log.exists() and f"Round {rounds - 1} of" in log.read_text(), 3600)
+        wait_for(lambda: log.exists() and "Round 2 of" in log.read_text(), 3600)
+        before = [cpu(tree(pid)) for pid in (server, *others)]
+        wait_for(lambda: f"Round {rounds - 1} of" in log.read_text(), 3600)
+        after = [cpu(tree(pid)) for pid in (server, *others)]
+        a_round = [(b - a) / (rounds - 3) for a, b in zip(before, after, strict=True)]
         last.close()
         at_work = [memory(tree(pid)) for pid in others]
         server_mib, processes = memory(tree(server)), [len(tree(pid)) for pid in others]
-        time.sleep(90)
+        time.sleep(75)
         before, since = [cpu(tree(pid)) for pid in (server, *others)], time.monotonic()
         time.sleep(idle)
         after, seconds = [cpu(tree(pid)) for pid in (server, *others)], time.monotonic() - since
@@ -111,8 +115,10 @@ def measure(folder: Path, clients: int, rounds: int, idle: float) -> dict[str, f
         "client_idle_mib": statistics.mean(at_rest),
         "client_processes": statistics.median(processes),
         "client_idle_processes": statistics.median(resting),
-        "client_cpu_s_per_minute": statistics.mean(spent[1:]),
-        "server_cpu_s_per_minute": spent[0],
+        "client_cpu_s_per_round": statistics.mean(a_round[1:]),
+        "server_cpu_s_per_round": a_round[0],
+        "client_idle_cpu_s_per_minute": statistics.mean(spent[1:]),
+        "server_idle_cpu_s_per_minute": spent[0],
     }
 
 

@@ -203,6 +203,8 @@ def main() -> None:
         print(f"{n:,} clients ...", file=sys.stderr, flush=True)
         results["clients"].append(child("scale.py", str(n)))
     args.out.mkdir(parents=True, exist_ok=True)
+    if (before := args.out / "results.json").exists():  # bench/deployed.py writes this part
+        results["deployed"] = json.loads(before.read_text()).get("deployed", [])
     atomic_write(args.out / "results.json", json.dumps(results, indent=1))
     atomic_write(args.out / "results.md", table(results))
     plots(results, args.out / "results.png")

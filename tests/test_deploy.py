@@ -439,7 +439,8 @@ def test_what_goes_wrong_at_a_client_is_told_at_its_own_console(
     message = Message(content=app.packed(Content({}, {})), message_type="train", dst_node_id=1)
     config = {"name": "north", "data": "x.csv", "state-dir": str(tmp_path)}
     context = SimpleNamespace(run_id=1, node_config=config)
-    reply = app.unpacked(app.answered("train", failing)(message, context).content)
+    monkeypatch.setitem(app.work.WORK, "train", failing)
+    reply = app.unpacked(app.answered("train")(message, context).content)
     assert reply.words == {"name": "north", "error": "its program failed; its own console says why"}
     said = capsys.readouterr().out
     assert "\npfedme: row 7 is 'Mrs X'\n" in said

@@ -22,6 +22,7 @@ from pfedme.core.models import MLR
 from pfedme.core.tree import to_vectors
 from pfedme.deploy import gather
 from pfedme.deploy.agreement import agree, to_words
+from pfedme.deploy.answer import say
 from pfedme.deploy.channel import never
 from pfedme.deploy.client import REFUSED, Client
 from pfedme.deploy.judge import scores_shape, unfit
@@ -30,6 +31,7 @@ from pfedme.deploy.pins import LOCK, Pins
 from pfedme.deploy.plan import Plan, offered
 from pfedme.deploy.policy import Policy
 from pfedme.deploy.server import Server
+from pfedme.deploy.work import news
 from pfedme.errors import InputError
 
 HALF = "\ud800"
@@ -202,16 +204,13 @@ def test_names_are_a_list(names: object, tmp_path: Path):
 
 
 def test_a_server_cannot_write_on_the_owners_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    pytest.importorskip("flwr")
-    from pfedme.deploy import app
-
     client = offered_to(tmp_path)
     wild = f"\x1b[2J\r\n{HALF}\u202egone"
     client.refused(Content({"reason": wild}, {}))
     assert json.loads((client.state / REFUSED).read_text())["reason"].strip() == "[2J    gone"
-    app.say(app.news({"outcome": "dropped", "round": wild, "reason": wild}))
+    say(news({"outcome": "dropped", "round": wild, "reason": wild}))
     assert capsys.readouterr().out.isascii()
-    app.say(wild)
+    say(wild)
     assert capsys.readouterr().out == "pfedme:  [2J    gone\n"
 
 
@@ -219,10 +218,7 @@ def test_a_server_cannot_write_on_the_owners_terminal(tmp_path: Path, capsys: py
                                   {"outcome": "counted", "norm": 10**400, "clipped": 1.0},
                                   {"outcome": "counted", "norm": None, "clipped": [1]}])  # fmt: skip
 def test_news_that_are_none_cost_no_round(told: object):
-    pytest.importorskip("flwr")
-    from pfedme.deploy import app
-
-    assert isinstance(app.news(told), str)
+    assert isinstance(news(told), str)
 
 
 # --- malicious clients

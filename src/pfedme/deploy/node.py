@@ -25,8 +25,10 @@ from pfedme.deploy.messages import Content
 from pfedme.deploy.worker import Failed, Worker
 
 KINDS = {flower: kind for kind, flower in TYPES.items()} | {"query.hello": "hello"}
-PULL_S = 1.0
-"""Seconds after which a client asks again whether there is work; Flower would wait for three."""
+OFTEN_S, SELDOM_S = 0.2, 3.0
+"""The shortest and the longest time after which a client asks again whether there is work. In between, it is
+a tenth of the time that it has waited for this message or for the one before, so that many clients do not
+keep their server busy with that. With Flower, it would always be three seconds."""
 
 
 def attend(connection: tuple[Any, ...], intake: Intake, worker: Worker, program: bytes) -> NoReturn:
@@ -36,12 +38,13 @@ def attend(connection: tuple[Any, ...], intake: Intake, worker: Worker, program:
     not listened to.
     """
     receive, send, get_run, get_fab, pull, push, confirm = connection
-    known = set[int]()
+    known, last, waited = set[int](), time.monotonic(), 10.0
     while True:
         # Flower raises the second if a run has ended in the meantime; it is not an Exception.
         with contextlib.suppress(TooMuch, RunNotRunningException):
             got = receive()
             if got is not None and intake.begin(got[1]):
+                waited = time.monotonic() - last
                 emit(Event("working"))
                 try:
                     if (run := got[0].metadata.run_id) not in known:
@@ -53,9 +56,11 @@ def attend(connection: tuple[Any, ...], intake: Intake, worker: Worker, program:
                         _send(reply, partial(send, clientapp_runtime=time.monotonic() - began), push)
                 finally:
                     emit(Event("idle"))
+                last = time.monotonic()
                 continue
         worker.rest()
-        time.sleep(PULL_S)
+        waited = max(waited, time.monotonic() - last)
+        time.sleep(min(SELDOM_S, max(OFTEN_S, waited / 10)))
 
 
 def _refuse_foreign(sent: bytes, program: bytes) -> None:

@@ -71,7 +71,8 @@ class Worker:
         clock.start()
         try:
             self.line.send((kind, run, asked))
-            return self.line.recv()
+            words, arrays = self.line.recv()
+            return Content(json.loads(words), arrays)
         except (OSError, EOFError):
             self.stop()
             raise Failed(why) from None
@@ -109,10 +110,11 @@ def main(config: Path, line: Connection) -> None:
     while True:
         try:
             kind, run, asked = line.recv()
-            line.send(reply(client, run, kind, lambda asked=asked: read(asked)))
+            words, arrays = reply(client, run, kind, lambda asked=asked: read(asked))
+            # As text, because the other process has not imported the types that words may have.
+            line.send((json.dumps(words), arrays))
         except (OSError, EOFError):
             return
-        del asked
 
 
 if __name__ == "__main__":
