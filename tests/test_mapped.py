@@ -203,10 +203,9 @@ def test_the_command_line_converts_and_trains_from_it(tmp_path: Path, capsys: py
     models = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("mapped", "table")]
     assert models[0] == models[1]
     record = json.loads((tmp_path / "mapped" / "record.json").read_text())
-    assert record["config"]["data"]["name"] == "mapped"
-    assert (
-        record["config"]["data"]["fingerprint"] == json.loads((out / "federation.json").read_text())["sha256"]
-    )
+    sha = json.loads((out / "federation.json").read_text())["sha256"]
+    assert record["config"]["data"] == {"name": "mapped", "path": str(out), "fingerprint": sha}
+    assert f"--data {out} " in record["command"]
 
 
 def refused(capsys: pytest.CaptureFixture[str], line: str) -> str:
