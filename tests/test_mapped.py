@@ -349,8 +349,10 @@ def test_who_is_killed_leaves_no_federation_and_its_remains_are_removed(tmp_path
         assert remains.exists()
         shutil.rmtree(tmp_path / "f")
         child.send_signal(signal.SIGKILL)
+    (tmp_path / ".f.mine").mkdir()
     convert(table, tmp_path / "f")
     assert not remains.exists()
+    assert (tmp_path / ".f.mine").exists()
     same(open_federation(tmp_path / "f"), table.load())
 
 
