@@ -4,8 +4,8 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 unexport PYTHONDONTWRITEBYTECODE  # the tests start many processes, which share their bytecode
 
-.PHONY: run test test-all test-live lint bench bench-peers bench-table bench-clipping bench-federation \
-        real-tables advice-tables attack docs wheel check-wheel clean
+.PHONY: run test test-all test-live lint bench bench-peers bench-table bench-mapped bench-client bench-clipping \
+        bench-federation real-tables advice-tables attack docs wheel check-wheel clean
 
 run: $(INSTALLED)
 	$(BIN)/pfedme compare \
@@ -37,6 +37,12 @@ bench-peers: $(INSTALLED)
 
 bench-table: $(INSTALLED)
 	$(BIN)/python bench/table.py
+
+bench-mapped: $(INSTALLED)  # 40 GB on the disk
+	$(BIN)/python bench/mapped.py
+
+bench-client: $(INSTALLED)
+	$(BIN)/python bench/client.py
 
 bench-clipping: $(INSTALLED)
 	$(BIN)/python bench/clipping.py

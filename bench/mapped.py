@@ -24,13 +24,14 @@ import numpy as np
 
 from pfedme.algorithms import PFedMe
 from pfedme.core.models import DNN, MLR
-from pfedme.data.disk import Disk
 from pfedme.data.federation import Federation, aligned
 from pfedme.data.mapped import open_federation, write
 from pfedme.engine.simulate import Simulation
 from pfedme.files import atomic_folder
 
 FEATURES, CLASSES, ROWS, COHORT, ROUNDS = 784, 10, 1_280, 100, 100
+INFORMATIVE = 16
+"""Features that labels depend on."""
 BYTES = 4 * FEATURES * ROWS
 """Size of a client."""
 IN_MEMORY = 1_000
@@ -55,15 +56,21 @@ class Memory:
 def make(path: Path, clients: int) -> None:
     """Writes the federation: every client has its own mean and its own rule for labels."""
     rng = np.random.default_rng(0)
-    noise = rng.standard_normal((64 * ROWS, FEATURES), np.float32)
-    rule = rng.standard_normal((FEATURES, CLASSES), np.float32)
-    with atomic_folder(path) as folder, Disk(folder) as disk:
-        x, y = disk.room((clients * ROWS, FEATURES)), np.empty(clients * ROWS, np.int32)
-        for i in range(clients):
-            at = rng.integers(len(noise) - ROWS)
-            own = noise[at : at + ROWS] + rng.standard_normal(FEATURES, np.float32)
-            y[i * ROWS : (i + 1) * ROWS] = np.argmax(own @ (rule + noise[at : at + CLASSES].T), axis=1)
-            x[i * ROWS : (i + 1) * ROWS] = own
+    noise = rng.standard_normal((16 * ROWS, FEATURES), np.float32)
+    rule = rng.standard_normal((INFORMATIVE, CLASSES), np.float32)
+    block, y = np.empty((ROWS, FEATURES), np.float32), np.empty(clients * ROWS, np.int32)
+    with atomic_folder(path) as folder:
+        with (folder / "x.npy").open("wb") as file:
+            np.lib.format.write_array_header_1_0(
+                file, {"descr": "<f4", "fortran_order": False, "shape": (clients * ROWS, FEATURES)}
+            )
+            for i in range(clients):
+                at = rng.integers(len(noise) - ROWS)
+                np.add(noise[at : at + ROWS], rng.standard_normal(FEATURES, np.float32), out=block)
+                own = rule + rng.standard_normal(rule.shape, np.float32)
+                y[i * ROWS : (i + 1) * ROWS] = np.argmax(block[:, :INFORMATIVE] @ own, axis=1)
+                file.write(block.data)
+        x = np.load(folder / "x.npy", mmap_mode="r")
         n_train = np.full(clients, ROWS * 3 // 4)
         whole = Federation(
             x=x, y=y, n_train=n_train, n_test=ROWS - n_train, classes=CLASSES,

@@ -122,6 +122,21 @@ def test_a_file_that_was_just_written_is_not_trusted(owner: Owner, monkeypatch: 
     assert not (owner.kept.folder / "table.json").exists()
 
 
+def test_a_table_that_changes_while_it_is_read_is_not_kept(owner: Owner, monkeypatch: pytest.MonkeyPatch):
+    load = Table.load
+
+    def slow(*given, **options):
+        found = load(*given, **options)
+        os.utime(owner.path, (1, 1))
+        return found
+
+    monkeypatch.setattr(Table, "load", slow)
+    for read in (owner.rows, lambda: owner.kept.told(1)):
+        with pytest.raises(InputError, match="has changed while it was read"):
+            read()
+    assert not [path for path in owner.kept.folder.iterdir() if path.name not in ("lock", "table.json")]
+
+
 def test_only_the_owner_can_read_it(owner: Owner):
     owner.rows()
     owner.kept.told(1)

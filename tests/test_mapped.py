@@ -203,10 +203,9 @@ def test_the_command_line_converts_and_trains_from_it(tmp_path: Path, capsys: py
     models = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("mapped", "table")]
     assert models[0] == models[1]
     record = json.loads((tmp_path / "mapped" / "record.json").read_text())
-    assert record["config"]["data"]["name"] == "mapped"
-    assert (
-        record["config"]["data"]["fingerprint"] == json.loads((out / "federation.json").read_text())["sha256"]
-    )
+    sha = json.loads((out / "federation.json").read_text())["sha256"]
+    assert record["config"]["data"] == {"name": "mapped", "path": str(out), "fingerprint": sha}
+    assert f"--data {out} " in record["command"]
 
 
 def refused(capsys: pytest.CaptureFixture[str], line: str) -> str:
@@ -350,8 +349,10 @@ def test_who_is_killed_leaves_no_federation_and_its_remains_are_removed(tmp_path
         assert remains.exists()
         shutil.rmtree(tmp_path / "f")
         child.send_signal(signal.SIGKILL)
+    (tmp_path / ".f.mine").mkdir()
     convert(table, tmp_path / "f")
     assert not remains.exists()
+    assert (tmp_path / ".f.mine").exists()
     same(open_federation(tmp_path / "f"), table.load())
 
 

@@ -14,7 +14,7 @@ import pooch
 
 from pfedme.errors import InputError, RunError
 
-LOCK = "lock"
+LOCK = "being-written"
 """The file that locks a folder while it is written."""
 
 
@@ -46,9 +46,9 @@ def atomic_folder(path: Path) -> Iterator[Path]:
     """A folder to write to, with mode 0700, which becomes `path` once it is complete. What a killed process
     left there is removed."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    for old in path.parent.glob(f".{path.name}.*"):
-        with contextlib.suppress(InputError, OSError), alone(old / LOCK):
-            shutil.rmtree(old)
+    for lock in path.parent.glob(f".{path.name}.*/{LOCK}"):
+        with contextlib.suppress(InputError, OSError), alone(lock):
+            shutil.rmtree(lock.parent)
     scratch = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
     try:
         with alone(scratch / LOCK):

@@ -61,6 +61,10 @@ class Mapped:
             )
         return Mapped(path=str(path), fingerprint=now)
 
+    def words(self) -> list[str]:
+        """The command line that describes this source."""
+        return ["--data", self.path]
+
     def load(self) -> Federation:
         """The federation; only its small arrays are in memory."""
         return open_federation(Path(self.path))

@@ -26,15 +26,15 @@ from pfedme.core.spec import to_json
 from pfedme.data.federation import Federation
 from pfedme.data.fitting import Moments, Told
 from pfedme.data.mapped import open_federation, write
-from pfedme.data.reading import files_of
+from pfedme.data.reading import files_of, shown
 from pfedme.data.schema import Schema
 from pfedme.data.table import Table
 from pfedme.deploy.declared import Ranges
 from pfedme.deploy.messages import Words, sha256
 from pfedme.errors import InputError
-from pfedme.files import LOCK, atomic_folder, atomic_write, writing
+from pfedme.files import atomic_folder, atomic_write, writing
 
-FOLDER, TABLE = "rows", "table.json"
+FOLDER, TABLE, LOCK = "rows", "table.json", "lock"
 SETTLED_S = 2.0
 """A file that was written so shortly before it was read may be written again without a later date."""
 
@@ -71,7 +71,8 @@ class Encoded:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             known = json.loads((self.folder / name).read_text(encoding="utf-8"))
             return _told(known["told"]), int(known["rows"])
-        told, rows = self.table.tell(least, ranges), int(self.table.load().n_train[0])
+        with self._unchanged():
+            told, rows = self.table.tell(least, ranges), int(self.table.load().n_train[0])
         with self._turn():
             self._remove("told-")
             self._write(name, {"told": dataclasses.asdict(told), "rows": rows})
@@ -86,7 +87,7 @@ class Encoded:
             with contextlib.suppress(InputError):
                 return open_federation(path)
             self._remove("rows-")
-            with writing(path), atomic_folder(path) as folder:
+            with writing(path), atomic_folder(path) as folder, self._unchanged():
                 write(self.table.load(schema), folder, {})
             return open_federation(path)
 
@@ -94,6 +95,14 @@ class Encoded:
         """Removes the rows, once no further message needs them."""
         with self._turn():
             self._remove("rows-")
+
+    @contextlib.contextmanager
+    def _unchanged(self) -> Iterator[None]:
+        """Raises an error if the table changes while it is read, because the result would be kept."""
+        files = self._files()
+        yield
+        if self._files() != files:
+            raise InputError(f"{shown(Path(self.table.path))} has changed while it was read; try again.")
 
     def _files(self) -> list[list[Any]]:
         """The files of the table, each with what shows that it has changed."""

@@ -37,7 +37,7 @@ def data_name(data: Mapping[str, Any]) -> str:
         clients = data["clients"]
         many = f" of {clients:,} client{'' if clients == 1 else 's'}" if clients else ""
         return f"a deployed federation{many}{label}"
-    return f"{Path(data['path']).name}{label}" if data["name"] == "table" else data["name"]
+    return f"{Path(data['path']).name}{label}" if data["name"] in ("table", "mapped") else data["name"]
 
 
 def measure(results: Mapping[str, Finals]) -> Measure:

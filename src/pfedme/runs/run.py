@@ -18,6 +18,7 @@ from pfedme.core.models import MODELS, Description, MadeModel, OwnModel
 from pfedme.core.spec import Count, Index, Seed, Share, build, check, field_types, parse_names, to_json
 from pfedme.data import DATA, Source, pinned
 from pfedme.data.federation import Federation
+from pfedme.data.mapped import Mapped
 from pfedme.data.schema import is_number, listed
 from pfedme.data.table import OPTIONS, Table, joined
 from pfedme.engine.choices import Personalize
@@ -134,7 +135,10 @@ class Run:
         own = [f"{field}={value}" for field, value in options.items() if field not in ours]
         words = ["pfedme", "run", name + (":" + ",".join(own) if own and name in ALGORITHMS else "")]
         data = self.data
-        words += data.words() if isinstance(data, Table) else ["--data", _text(name_of(data, DATA), data)]
+        if isinstance(data, Table | Mapped):
+            words += data.words()
+        else:
+            words += ["--data", _text(name_of(data, DATA), data)]
         words += ["--model", _text(name_of(self.model, MODELS), self.model)]
         if self.personalize:
             words += ["--personalize", _text(self.personalize.name, self.personalize)]

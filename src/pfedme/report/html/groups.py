@@ -122,7 +122,7 @@ def problem(told: Told) -> str:
 
 def data_text(told: Told) -> str:
     """A run's data with its options, such as `synthetic:rows=60`; for a table, a readable name."""
-    named = told.run.data.name in ("table", "deployed")
+    named = told.run.data.name in ("table", "mapped", "deployed")
     return data_name(told.record["config"]["data"]) if named else option(told, "--data")
 
 

@@ -51,7 +51,7 @@ def question(data: Mapping[str, Any], clients: int | None) -> str:
     }.get(data["name"], f"Predicting {data.get('label') or 'the label'}")
     clients = clients or (data.get("clients") if data["name"] == "deployed" else None)
     if not clients:
-        return f"{what} from {Path(data['path']).name}" if data["name"] == "table" else what
+        return f"{what} from {Path(data['path']).name}" if data["name"] in ("table", "mapped") else what
     return f"{what} at {clients:,} {noun(data.get('client'), clients)}"
 
 
