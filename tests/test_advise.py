@@ -65,11 +65,15 @@ def brute_force(score: np.ndarray, owner: np.ndarray, clients: int, caution: flo
     """`choose`, client by client."""
     own = {i: score[owner == i] for i in range(clients)}
     means = np.array([rows.mean(axis=0) for rows in own.values() if len(rows)])
-    shared = means.mean(axis=0)
+    weights = np.array([len(rows) / (len(rows) + m) for rows in own.values() if len(rows)])
+    weights /= weights.sum()
+    shared = np.average(means, axis=0, weights=weights)
     for_all = []
     for k in range(score.shape[1]):
         apart = means[:, np.argmax(shared)] - means[:, k]
-        for_all.append(apart.mean() <= caution * apart.std(ddof=1) / math.sqrt(len(means)) + 1e-12)
+        far = np.average(apart, weights=weights)
+        error = math.sqrt(sum(w**2 * (a - far) ** 2 for w, a in zip(weights, apart, strict=True)))
+        for_all.append(far <= caution * error / math.sqrt(1 - sum(weights**2)) + 1e-12)
     chosen = []
     for rows in own.values():
         n = len(rows)
