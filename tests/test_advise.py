@@ -9,12 +9,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from test_stopped import started, wait_for
+from test_stopped import wait_for
 
 from pfedme import export
 from pfedme.advice import trials as searching
@@ -65,11 +66,15 @@ def brute_force(score: np.ndarray, owner: np.ndarray, clients: int, caution: flo
     """`choose`, client by client."""
     own = {i: score[owner == i] for i in range(clients)}
     means = np.array([rows.mean(axis=0) for rows in own.values() if len(rows)])
-    shared = means.mean(axis=0)
+    weights = np.array([len(rows) / (len(rows) + m) for rows in own.values() if len(rows)])
+    weights /= weights.sum()
+    shared = np.average(means, axis=0, weights=weights)
     for_all = []
     for k in range(score.shape[1]):
         apart = means[:, np.argmax(shared)] - means[:, k]
-        for_all.append(apart.mean() <= caution * apart.std(ddof=1) / math.sqrt(len(means)) + 1e-12)
+        far = np.average(apart, weights=weights)
+        error = math.sqrt(sum(w**2 * (a - far) ** 2 for w, a in zip(weights, apart, strict=True)))
+        for_all.append(far <= caution * error / math.sqrt(1 - sum(weights**2)) + 1e-12)
     chosen = []
     for rows in own.values():
         n = len(rows)
@@ -373,37 +378,31 @@ def tried(out: Path) -> int:
     return len(json.loads(path.read_text())["trials"]) if path.exists() else 0
 
 
-def test_killed_and_continued_the_advice_is_the_same(quick: None, whole: Path, tmp_path: Path):
+@pytest.mark.parametrize(
+    "stages",
+    [
+        pytest.param((2,), id="once"),
+        pytest.param((0, 1, 3, 4, "choice", "models"), id="at every stage", marks=pytest.mark.slow),
+    ],
+)
+def test_killed_and_continued_the_advice_is_the_same(
+    stages: tuple[int | str, ...], quick: None, whole: Path, tmp_path: Path
+):
+    """By `kill -9`, after so many trials, when clients choose, and when models are written."""
     out = tmp_path / "out"
-    with subprocess.Popen([sys.executable, "-c", CHILD, str(out)], cwd=Path(__file__).parent) as process:
-        wait_for(process, lambda: tried(out) >= 2)
-        process.send_signal(signal.SIGKILL)
-    assert not (out / "advice.json").exists()
+    every = tried(whole)
+
+    def reached(stage: int | str) -> bool:
+        done = (out / "models").exists() if stage == "models" else tried(out) == every
+        return done if isinstance(stage, str) else tried(out) >= stage
+
+    for stage in stages:
+        with subprocess.Popen([sys.executable, "-c", CHILD, str(out)], cwd=Path(__file__).parent) as process:
+            wait_for(process, partial(reached, stage))
+            process.send_signal(signal.SIGKILL)
+        assert not (out / "advice.json").exists()
     advised(out)
     assert everything(out) == everything(whole)
-
-
-@pytest.mark.slow
-def test_a_command_that_is_killed_at_every_stage_and_continued_gives_the_same_advice(tmp_path: Path):
-    """While it describes the data, tries methods, lets clients choose, and writes models."""
-    line = ["advise", "--data", DATA, "--minutes", "1000", "--json"]
-    assert main([*line, "--out", str(tmp_path / "whole")]) == 0
-    out, last = tmp_path / "out", tried(tmp_path / "whole")
-    stages: list[Callable[[], bool]] = [
-        lambda: True,
-        lambda: tried(out) >= 1,
-        lambda: tried(out) >= last // 2,
-        lambda: tried(out) == last,
-        lambda: (out / "models").exists(),
-    ]
-    for stage in stages:
-        with started(*line, "--out", str(out)) as process:
-            wait_for(process, stage)
-            process.send_signal(signal.SIGKILL)
-            assert process.wait() == -signal.SIGKILL
-        assert not (out / "advice.json").exists()
-    assert main([*line, "--out", str(out)]) == 0
-    assert everything(out) == everything(tmp_path / "whole")
 
 
 def test_with_more_time_clients_choose_by_all_their_rows(quick: None, whole: Path, tmp_path: Path):

@@ -140,9 +140,9 @@ def write_page() -> None:
         "by cross-validation: one per client, one for all rows, and one for all rows that is told whose row "
         "it is.\n\n"
         f"| {header} |\n|{' --- |' * (header.count('|') + 1)}\n{''.join(lines)}\n"
-        "Seconds are the longest of the splits, on two cores that other programs also used: the load was up "
-        f"to {load:.0f}. `make advice-tables` repeats this. The constants of the choice (`pooled`, "
-        "`caution`) were set with contraception, medpar, lung, schools, ames, penguins and rodents in view.\n"
+        f"Seconds are the longest of the splits, on two cores with a load of up to {load:.0f}. `make "
+        "advice-tables` repeats this. The constants of the choice (`pooled`, `caution`) were set with "
+        "contraception, medpar, lung, schools, ames, penguins and rodents in view.\n"
     )
     atomic_write(ROOT / "docs" / "results" / "advice.md", text)
     table = io.StringIO()

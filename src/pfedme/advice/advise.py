@@ -178,7 +178,9 @@ def advise(
     falling = not (alone.converged and shared.converged)
     chosen = dataclasses.replace(chosen, improving=falling)
     verdict = chosen.verdict()
-    method, trial = _method(chosen, shared, [t for t, _ in lines], join=verdict.verdict == "yes")
+    method, trial = _method(
+        chosen, shared, [t for t, _ in lines], federation.n_train, join=verdict.verdict == "yes"
+    )
     if verdict.verdict == "no" or method == ALONE:
         method, trial = ALONE, alone
     # A trial of `alone` has the loss of each client's best l2 in hindsight; this one was chosen before.
@@ -186,7 +188,7 @@ def advise(
     tried = sorted([honest if t is alone else t for t in trials.best()], key=lambda t: t.loss or 0.0)
     advised = Advice(
         run, federation, found, tried, chosen, verdict, method,
-        _command(run, trial, how), _deployed(run, method, trial, federation), left,
+        _command(run, trial), _deployed(run, method, trial, federation), left,
         trials.seconds + time.monotonic() - began,
     )  # fmt: skip
     _write(advised, simulation, w, how, out)
@@ -253,10 +255,14 @@ def _has_clusters(trial: Trial) -> bool:
     return isinstance(trial.algorithm, IFCA) and trial.rounds > trial.algorithm.warmup + 1
 
 
-def _method(found: Personalized, shared: Trial, offered: Sequence[Trial], *, join: bool) -> tuple[str, Trial]:
-    """The method of the model that is best for clients on average on the rows that they choose by, and the
-    trial of the algorithm behind it; if clients `join`, other than alone, which comes last."""
-    score = np.nanmean(found.score, axis=0)
+def _method(
+    found: Personalized, shared: Trial, offered: Sequence[Trial], rows: np.ndarray, *, join: bool
+) -> tuple[str, Trial]:
+    """The method of the model that is best for clients on average on the rows that they choose by, where they
+    count by their numbers of `rows` as in their choice, and the trial of the algorithm behind it; if clients
+    `join`, other than alone, which comes last."""
+    weight = np.where(np.isnan(found.score[:, 0]), 0.0, rows / (rows + Personalize.pooled))
+    score = weight @ np.nan_to_num(found.score)
     best = found.candidates[int(np.argmax(score[:-1] if join else score))]
     behind = {"global": shared, "label-prior": shared} | {t.algorithm.name: t for t in offered}
     if best.line.startswith("cluster"):
@@ -264,12 +270,13 @@ def _method(found: Personalized, shared: Trial, offered: Sequence[Trial], *, joi
     return (shared.method if best.line == "global" else best.line), behind.get(best.line, shared)
 
 
-def _command(run: Run, trial: Trial, how: Personalize) -> str:
+def _command(run: Run, trial: Trial) -> str:
     """The command that trains a method as it was tried, with the same choice for clients."""
     algorithm = trial.algorithm
+    how = Personalize() if algorithm.federated else None
     full = dataclasses.replace(
         run, algorithm=algorithm, rounds=trial.rounds, quarter_at=trial.quarter_at, eval_every=None,
-        personalize=how if algorithm.federated else None,
+        personalize=how,
     )  # fmt: skip
     return full.command()
 

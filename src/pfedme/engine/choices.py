@@ -128,11 +128,11 @@ def choose(
     """The candidate that each client takes. `score` has the score of each candidate (column) on each row used
     to choose, such as `row_score`.
 
-    The mean over clients of their mean scores counts as much as `pooled` rows of each client's own. A client
-    considers the candidates that are not worse than its best by `caution` standard errors (a number, or one
-    for each client). Of these it takes the first that is not worse than the best for all clients in the same
-    sense, or else the one that is best for all; with `pooled` = 0, the first. A client without rows considers
-    all candidates.
+    The mean over clients of their mean scores, in which one with n rows has the weight n/(n + pooled), counts
+    as much as `pooled` rows of each client's own. A client considers the candidates that are not worse than
+    its best by `caution` standard errors (a number, or one for each client). Of these it takes the first that
+    is not worse than the best for all clients in the same sense, or else the one that is best for all; with
+    `pooled` = 0, the first. A client without rows considers all candidates.
 
     >>> score = np.log([[0.2, 0.8, 0.8], [0.9, 0.9, 0.9], [0.1, 0.7, 0.7]])
     >>> choose(score, np.zeros(3, int), 2, caution=0.5)
@@ -146,7 +146,8 @@ def choose(
     caution = np.reshape(caution, (-1, 1))
     own = _by_client(score, owner, clients) / least
     weight = count / np.maximum(count + pooled, 1)
-    shared = own[there].mean(axis=0) if there.any() else own[:1].sum(axis=0)
+    trust = weight / max(weight.sum(), 1e-12)
+    shared = (trust * own).sum(axis=0)
     mean = weight * own + (1 - weight) * shared
     best = np.argmax(mean, axis=1)
     behind = score[np.arange(len(owner)), best[owner]][:, None] - score
@@ -157,8 +158,9 @@ def choose(
     good = ~there[:, None] | (lost <= caution * noise + 1e-12)
     if pooled == 0 or there.sum() < 2:
         return np.argmax(good, axis=1)
-    apart = own[there][:, [np.argmax(shared)]] - own[there]
-    far, noise = apart.mean(axis=0), apart.std(axis=0, ddof=1) / np.sqrt(len(apart))
+    apart = own[:, [np.argmax(shared)]] - own
+    far = (trust * apart).sum(axis=0)
+    noise = np.sqrt((trust**2 * (apart - far) ** 2).sum(axis=0) / (1 - (trust**2).sum()))
     for_all = good & (far <= caution * noise + 1e-12)
     otherwise = np.argmax(np.where(good, shared, -np.inf), axis=1)
     return np.where(for_all.any(axis=1), np.argmax(for_all, axis=1), otherwise)
