@@ -108,7 +108,7 @@ def test_a_plan_counts_every_use_of_rows(algorithm, batches, K):
         algorithm=algorithm, data=DATA, model=MLR(), rounds=10, eval_every=5, privacy=Rows(epsilon=50.0)
     )
     _, s = run.prepare()
-    assert s.privacy is not None
+    assert isinstance(s.privacy, RowPlan)
     assert s.privacy.batches.tolist() == [batches] * 3
     assert s.privacy.gradients == K
     assert (s.privacy.epsilon <= 50).all()

@@ -26,6 +26,7 @@ from pfedme.deploy.private import fresh_key
 from pfedme.engine.simulate import Simulation
 from pfedme.errors import InputError
 from pfedme.files import atomic_write, refuse_file, writing
+from pfedme.privacy.rows import RowPlan
 from pfedme.privacy.units import Rows
 
 DELTA = 1e-5
@@ -193,7 +194,7 @@ def plant(simulation: Simulation, coins: planted.Canaries, seed: int) -> Simulat
     """The same training with canaries among clients' rows, and with noise of its own."""
     federation = coins.planted(simulation.federation)
     privacy = simulation.privacy
-    if privacy is not None:
+    if isinstance(privacy, RowPlan):
         # The noise stays that of the run; the number of rows differs by how the coins fell.
         privacy = dataclasses.replace(privacy, rows=federation.n_train)
     return Simulation(

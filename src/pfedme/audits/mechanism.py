@@ -108,7 +108,7 @@ class Mechanism:
     def of(cls, simulation: Simulation, clients: int = MOST_CLIENTS) -> Mechanism:
         """That of a simulation, with the claims of its plan."""
         plan, private, f = simulation.privacy, simulation.private, simulation.federation
-        assert plan is not None
+        assert isinstance(plan, RowPlan)
         assert private is not None
         who = np.arange(f.clients)
         if len(who) > clients:
