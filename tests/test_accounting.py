@@ -117,6 +117,21 @@ def test_a_second_accountant_agrees(q, z, steps):
     assert epsilon(q, z, steps, DELTA) == pytest.approx(by_convolution(q, z, steps, DELTA), rel=5e-3)
 
 
+@pytest.mark.parametrize(
+    ("q", "z", "steps"), [(20 / 3000, 0.78, 2000), (20 / 3000, 0.57, 2000), (0.1, 1.0, 100), (0.3, 2.0, 50)]
+)
+def test_an_accountant_of_others_agrees(q, z, steps):
+    """Gopi, Lee and Wutschitz (2021); `pip install --no-deps prv-accountant` is enough for this test."""
+    prv = pytest.importorskip("prv_accountant", reason="prv-accountant is not installed")
+    mechanism = prv.PoissonSubsampledGaussianMechanism(sampling_probability=q, noise_multiplier=z)
+    theirs = prv.PRVAccountant(
+        prvs=[mechanism], max_self_compositions=[steps], eps_error=0.005, delta_error=1e-9
+    )
+    low, estimate, high = theirs.compute_epsilon(DELTA, [steps])
+    assert low <= epsilon(q, z, steps, DELTA) <= high
+    assert epsilon(q, z, steps, DELTA) == pytest.approx(estimate, rel=1e-3)
+
+
 @pytest.mark.parametrize("target", [0.1, 1.0, 3.0, 20.0])
 def test_noise_is_just_enough(target):
     z = noise_for(target, DELTA, 0.01, 500)

@@ -31,6 +31,17 @@ pytestmark = pytest.mark.slow
 
 ROUNDS, DELTA = 4, 1e-4
 LIMITS = {"east": 1.0, "north": 2.0, "south": 8.0, "west": 3.0}
+TOLD = """
+epsilon = 0.5
+classes = ["no", "yes"]
+numbers.age = {lowest = 0, highest = 120}
+numbers.dose = {mean = 1e6, deviation = 5}
+categories.ward = ["a", "b", "c"]
+"""
+AGREED = {
+    "name", "version", "label", "task", "impute", "numbers", "categories", "classes", "quantity",
+    "most_classes",
+}  # fmt: skip
 ALGORITHM = PFedMe(lam=5.0, eta=0.05, alpha=0.05, R=10, B=16, K=3)
 
 
@@ -55,8 +66,10 @@ def test_four_sites_with_an_epsilon_of_their_own(tmp_path: Path, capsys: pytest.
             ALGORITHM, "--rounds", str(ROUNDS), "--min-clients", "4", "--cohort", "4", "--min-replies", "3",
             "--dp", "rows", "--epsilon", "5", "--delta", str(DELTA),
         )  # fmt: skip
+        (tmp_path / "told.toml").write_text(TOLD)
         for name, limit in LIMITS.items():
-            live.client(name, "--dp", "rows", "--max-epsilon", str(limit), "--max-delta", str(DELTA))
+            schema = ["--schema", str(tmp_path / "told.toml")] if name == "south" else []
+            live.client(name, "--dp", "rows", "--max-epsilon", str(limit), "--max-delta", str(DELTA), *schema)
         assert live.wait("server", 400) == 0, live.said("server")
         status = {name: live.wait(name, 60) for name in LIMITS}
     assert status == {"east": 0, "north": 0, "south": 0, "west": 1}, live.said("west")
@@ -81,6 +94,7 @@ def test_four_sites_with_an_epsilon_of_their_own(tmp_path: Path, capsys: pytest.
         found = report(live.state(name))
         assert (found["max_epsilon"], found["epsilon"] <= limit) == (limit, True)
         assert found["runs"][-1]["rounds"] == (done if name == "west" else ROUNDS)
+        assert len(found["runs"]) == (2 if name in ("south", "west") else 1)
         assert found["runs"][-1]["epsilon"] <= min(limit, 5.0)
         noise[name] = found["runs"][-1]["noise"]
 
@@ -98,8 +112,13 @@ def test_four_sites_with_an_epsilon_of_their_own(tmp_path: Path, capsys: pytest.
                 case "train" | "evaluate":
                     assert set(message.words) <= {"name", "error"}
                     assert arrays == {}
-                case _:
+                case "query.agree" if "pending" not in message.words:
                     assert arrays == {}
+                    assert set(message.words) == (AGREED | {"source"} if name == "south" else AGREED)
+                case kind:
+                    assert arrays == {}
+                    own = {"query.agree": {"pending"}, "query.join": {"bound", "pending"}}.get(kind, set())
+                    assert set(message.words) <= {"name"} | own
         texts = [json.dumps(message.words) for message in live.sent(name)]
         assert not any('"rows"' in text or '"scores"' in text for text in texts)
 

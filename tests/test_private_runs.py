@@ -12,6 +12,7 @@ import jax
 import numpy as np
 import pytest
 
+import pfedme
 from pfedme.algorithms import MRMTL, Algorithm, Alone, Ditto, FedAvg, FedAvgFT, PerFedAvg, PFedMe
 from pfedme.cli import main
 from pfedme.core.models import MLR, Network
@@ -158,6 +159,10 @@ REFUSED = {
     "fedavg --rounds 3 --dp rows --epsilon -1": "epsilon of --dp rows must be positive",
     "fedavg --rounds 3 --dp rows --epsilon nan": "epsilon of --dp rows must be a finite number",
     "fedavg --rounds 3 --dp rows --epsilon inf": "epsilon of --dp rows must be a finite number",
+    "fedavg --rounds 3 --dp rows --epsilon 3 --dp-clip 0": "clip of --dp rows must be positive",
+    "fedavg --rounds 3 --dp rows --epsilon 3 --dp-clip inf": "clip of --dp rows must be a finite number",
+    "fedavg --rounds 3 --dp rows --epsilon 3 --dp-clip nan": "clip of --dp rows must be a finite number",
+    "fedavg --rounds 3 --dp rows --epsilon 3 --delta 0": "delta of --dp rows must be positive",
     "fedavg --rounds 3 --dp rows --epsilon 3 --delta 1": "delta of --dp rows must be below 1",
     "fedavg --rounds 3 --dp rows --epsilon 3 --delta nan": "delta of --dp rows must be a finite number",
     "fedavg --rounds 3 --dp rows --epsilon 3 --delta 0.1": "choose --delta below",
@@ -182,6 +187,28 @@ def test_what_cannot_be_private_is_refused(words, tmp_path: Path, capsys):
     assert main(argv) == 2
     assert REFUSED[words] in capsys.readouterr().err
     assert not (tmp_path / "r").exists()
+
+
+IMPOSSIBLE = (
+    "epsilon=0", "epsilon=-1", "epsilon=nan", "epsilon=inf", "epsilon=3,delta=0", "epsilon=3,delta=nan",
+    "epsilon=3,delta=1", "epsilon=3,delta=0.1", "epsilon=3,clip=nan", "epsilon=3,clip=inf", "",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("given", IMPOSSIBLE)
+def test_impossible_privacy_is_refused_in_python_and_in_records(given: str):
+    """As a text, as an object, and in the configuration of a record that is continued."""
+    pytest.importorskip("dp_accounting", reason="pfedme[privacy] is not installed")
+    text = f"rows:{given}" if given else "rows"
+    own = {
+        name: float(value) for name, _, value in (part.partition("=") for part in given.split(",") if part)
+    }
+    for privacy in (text, Rows(**own)):
+        with pytest.raises(InputError, match=r"epsilon|delta|clip"):
+            pfedme.train("fedavg", DATA, rounds=3, privacy=privacy)
+    config = Run(algorithm=FedAvg(B=8), data=DATA, model=MLR(), rounds=3).to_json()
+    with pytest.raises(InputError, match=r"epsilon|delta|clip"):
+        Run.from_json({**config, "privacy": text}).prepare()
 
 
 def test_tune_is_refused(capsys, tmp_path: Path):

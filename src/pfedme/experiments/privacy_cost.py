@@ -63,17 +63,19 @@ class Setting:
 SETTINGS: tuple[Setting, ...] = (
     Setting(
         "mnist-dirichlet", "mnist:partition=dirichlet,alpha=0.3,clients=12,cap=500,train=0.8,seed={seed}",
-        "MNIST, labels by Dirichlet(0.3)", (0.03, 0.1, 0.3), B=32,
+        "MNIST, labels by Dirichlet(0.3)", (0.03, 0.1, 0.3, 1.0), B=32,
     ),
     Setting(
         "mnist-rotated", "mnist:partition=rotated,clients=12,cap=500,train=0.8,seed={seed}",
-        "MNIST rotated by four angles", (0.03, 0.1, 0.3), B=32,
+        "MNIST rotated by four angles", (0.03, 0.1, 0.3, 1.0), B=32,
     ),
     Setting(
-        "rodents", "rodents:seed={seed}", "the genus of rodents, by plot", (0.1, 0.5, 2.0), limit=199, B=16
+        "rodents", "rodents:seed={seed}", "the genus of rodents, by plot", (0.1, 0.5, 2.0, 8.0), limit=199,
+        B=16,
     ),
     Setting(
-        "contraception", "contraception:seed={seed}", "contraception, by district", (0.1, 0.5, 2.0), limit=24
+        "contraception", "contraception:seed={seed}", "contraception, by district", (0.1, 0.5, 2.0, 8.0),
+        limit=24,
     ),
 )  # fmt: skip
 
@@ -112,7 +114,7 @@ METHODS: tuple[Method, ...] = (
 class Scale:
     """How much of the study is carried out."""
 
-    seeds: int = 3
+    seeds: int = 8
     rounds: int = 15
     R: int = 5
     """Mini-batches of a client in a round."""

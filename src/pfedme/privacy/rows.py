@@ -32,7 +32,8 @@ CUT = 0.01
 
 NOT_COVERED = (
     "the number of rows of each client",
-    "what clients agree on before training: columns, categories, means and deviations",
+    "a person with several rows, who is protected less: with k rows, epsilon is up to k times as large",
+    "what clients agree on before training: columns, categories, means and deviations without noise",
     "results on test rows",
     "step sizes and other settings, if they were chosen by looking at rows",
 )
