@@ -31,11 +31,11 @@ from pfedme.data.schema import Schema
 from pfedme.data.table import Table
 from pfedme.deploy.agreement import to_words
 from pfedme.deploy.audit_log import AuditLog
-from pfedme.deploy.budget import Budget, Cost, Exhausted
+from pfedme.deploy.budget import Cost, Exhausted
 from pfedme.deploy.declared import Declared, Description
 from pfedme.deploy.encoded import Encoded
 from pfedme.deploy.ending import KEPT, Ending, how_pinned, to_pin, why_not
-from pfedme.deploy.log import one_line, say
+from pfedme.deploy.log import one_line
 from pfedme.deploy.memory import Memory
 from pfedme.deploy.messages import (
     FROM_ROWS,
@@ -51,7 +51,15 @@ from pfedme.deploy.messages import (
 from pfedme.deploy.pins import Pins
 from pfedme.deploy.plan import Plan, built, offered
 from pfedme.deploy.policy import LONGEST_TEXT, Policy
-from pfedme.deploy.private import Releases, calibrated, cost_of, fresh_key, row_plan
+from pfedme.deploy.private import (
+    Releases,
+    calibrated,
+    check_budget,
+    cost_of,
+    fresh_key,
+    refuse_uncovered,
+    row_plan,
+)
 from pfedme.deploy.shared_scores import scores_told
 from pfedme.engine.choices import Personalize
 from pfedme.engine.exchange import Exchange, exchange, first_state
@@ -152,9 +160,9 @@ class Client:
         plan = self.approved(asked.words.get("plan"))
         if plan is None:
             return Content({"pending": True}, {})
-        self._refuse_uncovered(plan)
+        refuse_uncovered(plan, shares=self.share_metrics, chooses=self.personalize is not None)
         rows, declared = self.rows, self.declared
-        self._check_budget(plan, self.calibrated(plan, rows), "")
+        check_budget(plan, self.calibrated(plan, rows), "", self.log, self.policy)
         source = FROM_ROWS
         if declared:
             source = NOISY if declared.ranges else SCHEMA_FILE
@@ -171,7 +179,7 @@ class Client:
         if self.approved(agreement["plan"]) is None:
             return Content({"pending": True}, {})
         bound, rows = Bound(self, agreement), self.rows
-        self._refuse_uncovered(bound.plan)
+        refuse_uncovered(bound.plan, shares=self.share_metrics, chooses=self.personalize is not None)
         self.policy.check_schema(bound.schema, self.told)
         self.policy.check_size(bound.numbers)
         self.policy.check_clients(bound.clients)
@@ -180,39 +188,8 @@ class Client:
         own = to_pin(self.personalize, rows, bound.plan, self.policy) | ({"noise": noise} if noise else {})
         sha = self.pins.bind(agreement, self.encoded.fingerprint(), own)
         pinned = self.pins.bound(sha)
-        self._check_budget(bound.plan, pinned.get("noise"), pinned["id"])
+        check_budget(bound.plan, pinned.get("noise"), pinned["id"], self.log, self.policy)
         return Content({"bound": sha}, {})
-
-    def _refuse_uncovered(self, plan: Plan) -> None:
-        """Raises a refusal if a plan is private and the owner uses rows in ways that its ε does not cover."""
-        if plan.privacy is not None and self.share_metrics:
-            raise Refusal(
-                "the plan has differential privacy, which does not cover the exact scores that it shares; "
-                "its owner can leave out --share-metrics"
-            )
-        if isinstance(plan.privacy, Rows) and self.personalize is not None:
-            raise Refusal(
-                "the plan has differential privacy, which does not cover a choice by its rows; its owner can "
-                "leave out --personalize"
-            )
-
-    def _check_budget(self, plan: Plan, noise: Words | None, run: str) -> None:
-        """Tells the owner how long the budget lasts for a private plan; raises a refusal if that is not even
-        a round."""
-        if noise is None:
-            return
-        budget = Budget.of(self.log.read())
-        if budget.of_run(run).lines:
-            return  # it was told before
-        rounds = budget.lasts(cost_of(plan, noise, run, "train"), plan.rounds, self.policy)
-        if rounds == 0:
-            limit = f"{self.policy.max_epsilon or noise['spec']['epsilon']:g}"
-            raise Exhausted(f"its budget is spent: even one round would exceed its limit of epsilon {limit}")
-        say(
-            f"Noise multiplier {noise['noise']:.4g}, clipping at {noise['spec']['clip']:g}: the whole plan "
-            f"costs epsilon {noise['epsilon']:.4g} at delta {noise['spec']['delta']:g}."
-            + (f" What is left lasts for {rounds} of {plan.rounds} rounds." if rounds < plan.rounds else "")
-        )
 
     def train(self, asked: Content) -> Content:
         """The client's part of a round; the personal model stays here."""

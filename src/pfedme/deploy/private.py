@@ -23,7 +23,7 @@ import safetensors
 import safetensors.numpy
 
 from pfedme.deploy.audit_log import AuditLog
-from pfedme.deploy.budget import Budget, Cost
+from pfedme.deploy.budget import Budget, Cost, Exhausted
 from pfedme.deploy.log import say
 from pfedme.deploy.messages import Content, Refusal, Words, digest
 from pfedme.deploy.policy import Policy
@@ -169,3 +169,37 @@ class Releases:
         with lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
+
+
+def refuse_uncovered(plan: Plan, *, shares: bool, chooses: bool) -> None:
+    """Raises a refusal if a plan is private and the owner uses rows in ways that its ε does not cover: it
+    `shares` metrics, or the client `chooses` its model."""
+    if plan.privacy is not None and shares:
+        raise Refusal(
+            "the plan has differential privacy, which does not cover the exact scores that it shares; its "
+            "owner can leave out --share-metrics"
+        )
+    if isinstance(plan.privacy, Rows) and chooses:
+        raise Refusal(
+            "the plan has differential privacy, which does not cover a choice by its rows; its owner can "
+            "leave out --personalize"
+        )
+
+
+def check_budget(plan: Plan, noise: Words | None, run: str, log: AuditLog, policy: Policy) -> None:
+    """Tells the owner how long the budget lasts for a private plan; raises a refusal if that is not even a
+    round."""
+    if noise is None:
+        return
+    budget = Budget.of(log.read())
+    if budget.of_run(run).lines:
+        return  # it was told before
+    rounds = budget.lasts(cost_of(plan, noise, run, "train"), plan.rounds, policy)
+    if rounds == 0:
+        limit = f"{policy.max_epsilon or noise['spec']['epsilon']:g}"
+        raise Exhausted(f"its budget is spent: even one round would exceed its limit of epsilon {limit}")
+    say(
+        f"Noise multiplier {noise['noise']:.4g}, clipping at {noise['spec']['clip']:g}: the whole plan costs "
+        f"epsilon {noise['epsilon']:.4g} at delta {noise['spec']['delta']:g}."
+        + (f" What is left lasts for {rounds} of {plan.rounds} rounds." if rounds < plan.rounds else "")
+    )
