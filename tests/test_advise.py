@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from test_stopped import wait_for
@@ -186,7 +187,8 @@ def test_alone_is_judged_with_l2_that_was_chosen_on_other_rows():
         blocks, found = Blocks.cut(*part.rows("validation")), []
         for l2 in STRENGTHS:
             one = dataclasses.replace(recipe, l2=np.full(clients, l2), l2_without=None)
-            found.append(row_score(outcomes(model, one.personal(part), part.x, part.y, blocks)))
+            made = outcomes(model, one.personal(part), jnp.asarray(part.x), jnp.asarray(part.y), blocks)
+            found.append(row_score(made))
         scores.append(np.stack(found, axis=1))
         owners.append(blocks.owner())
     caution = CAUTION * math.sqrt(1 + FEW / 20)
@@ -390,14 +392,14 @@ def test_killed_and_continued_the_advice_is_the_same(
 ):
     """By `kill -9`, after so many trials, when clients choose, and when models are written."""
     out = tmp_path / "out"
-    every = tried(whole)
+    every, words = tried(whole), [sys.executable, "-c", CHILD, str(out)]
 
     def reached(stage: int | str) -> bool:
         done = (out / "models").exists() if stage == "models" else tried(out) == every
         return done if isinstance(stage, str) else tried(out) >= stage
 
     for stage in stages:
-        with subprocess.Popen([sys.executable, "-c", CHILD, str(out)], cwd=Path(__file__).parent) as process:
+        with subprocess.Popen(words, cwd=Path(__file__).parent, text=True) as process:
             wait_for(process, partial(reached, stage))
             process.send_signal(signal.SIGKILL)
         assert not (out / "advice.json").exists()
