@@ -101,6 +101,7 @@ def test_two_runs_with_one_seed_have_different_noise_and_the_record_says_what_is
     assert "Noise drowns the signal" in (tmp_path / "two" / "server.log").read_text()
 
 
+@pytest.mark.slow
 def test_clients_shorten_what_they_send_and_log_it(tmp_path: Path):
     here = room(tmp_path)
     deployed(tmp_path, dataclasses.replace(PRIVATE, algorithm=FedAvgM(**QUICK, aggregation="uniform")), here)
