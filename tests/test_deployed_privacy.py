@@ -618,7 +618,8 @@ def test_without_noise_what_is_told_is_the_mean_and_deviation_within_the_range(t
     client = sharing(tmp_path).clients["east"]
     declared = client.declared
     assert declared is not None
-    (pair,) = noisy(client.table.tell(5, declared.ranges).numbers, declared.ranges, 0.0).values()
+    own: Any = client.table.tell(5, declared.ranges).numbers
+    (pair,) = noisy(own, declared.ranges, 0.0).values()
     federation = client.table.load()
     schema = federation.schema
     assert schema is not None
@@ -695,6 +696,8 @@ def test_nothing_is_computed_before_approval_or_without_a_budget(tmp_path: Path)
     assert "costs epsilon 0.5 of the budget" in lines
     with pytest.raises(InputError, match="epsilon is a share of a budget, and there is none"):
         _ = sharing(tmp_path, dp="none", max_epsilon=None).clients["east"].told
+    with pytest.raises(InputError, match=r"--max-delta 0\.1 is not below 1 divided by"):
+        _ = sharing(tmp_path, max_delta=0.1).clients["east"].told
 
 
 def test_what_was_computed_but_not_paid_for_is_not_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

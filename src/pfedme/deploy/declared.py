@@ -35,7 +35,7 @@ from pfedme.deploy.budget import Budget, Cost
 from pfedme.deploy.policy import Policy
 from pfedme.errors import InputError
 from pfedme.files import atomic_write, writing
-from pfedme.privacy.accounting import Event, check_delta, check_epsilon, noise_for
+from pfedme.privacy.accounting import Event, check_epsilon, noise_for
 from pfedme.privacy.rows import CUT
 
 KEYS = ("rows", "classes", "quantity", "numbers", "categories", "epsilon")
@@ -199,11 +199,15 @@ class Description:
         share, limit = self.declared.epsilon, self.policy.max_epsilon
         if share is None:
             return
-        check_delta(self.policy.max_delta, rows, "the table")
         if limit is None:
             raise InputError(
                 f"{self.declared.path}: epsilon is a share of a budget, and there is none; add --dp rows and "
                 "--max-epsilon, or leave it out."
+            )
+        if self.policy.max_delta * rows >= 1:
+            raise InputError(
+                f"--max-delta {self.policy.max_delta:g} is not below 1 divided by the {rows:,} training "
+                f"rows, as a share of the budget ({self.declared.path}) needs; choose a smaller one."
             )
         if share >= limit:
             raise InputError(
