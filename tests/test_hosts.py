@@ -286,6 +286,7 @@ def test_hosts_have_all_rows_between_them_and_each_once(hosts: int, federation: 
     parts = [federation.of_host(k, hosts) for k in range(hosts)]
     np.testing.assert_array_equal(gathered(parts), federation.x)
     assert sum(np.any(part.x, axis=1).sum() for part in parts) == len(federation.x)
+    assert parts[0].home is not None
     counts = np.bincount(parts[0].home)
     assert counts.max() - counts.min() <= 1
     assert len({part.x.shape for part in parts}) == 1

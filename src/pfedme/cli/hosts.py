@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pfedme.cli.interrupts import INTERRUPTED
 from pfedme.errors import Diverged, InputError, Interrupted, RunError
@@ -60,7 +60,7 @@ def place(args: argparse.Namespace, environment: Mapping[str, str] = os.environ)
     What is not given comes from PFEDME_HOSTS, PFEDME_HOST and PFEDME_COORDINATOR, then from SLURM's variables
     of a step, and the number of this host from that of a pod of a Kubernetes Indexed Job.
     """
-    known = {**_of_slurm(environment), **_of_kubernetes(environment)}
+    known: dict[str, Any] = {**_of_slurm(environment), **_of_kubernetes(environment)}
     for name in Place._fields:
         known[name] = getattr(args, name) or environment.get(f"PFEDME_{name.upper()}") or known.get(name)
     given = {name for name in ("host", "coordinator") if getattr(args, name) is not None}

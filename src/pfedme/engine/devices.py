@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
@@ -144,9 +145,7 @@ def replicate(a: Any) -> Any:
     everywhere = NamedSharding(mesh(), PartitionSpec())
 
     def placed(leaf: Any) -> Any:
-        if isinstance(leaf, jax.core.Tracer) or (
-            isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
-        ):
+        if isinstance(leaf, Tracer) or (isinstance(leaf, jax.Array) and not leaf.is_fully_addressable):
             return jax.device_put(leaf, everywhere)
         # All hosts have the same values, and device_put would send them around to see that they do.
         return jax.make_array_from_callback(np.shape(leaf), everywhere, np.asarray(leaf).__getitem__)

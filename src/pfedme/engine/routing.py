@@ -73,11 +73,15 @@ class MeanInOrder:
         """The weighted mean of each array."""
         devices = jax.device_count()
 
+        def part(_: Any, own: tuple[jax.Array, jax.Array]) -> jax.Array:
+            weights, a = own
+            return jnp.tensordot(weights, a, 1)[None]
+
         def mean(a: jax.Array) -> jax.Array:
             kind = a.dtype if jnp.issubdtype(a.dtype, jnp.floating) else weights.dtype
             missing = -len(a) % devices
             work = jnp.pad(weights.astype(kind), (0, missing)), _with_zeros(a.astype(kind), missing)
-            sums = replicate(over_devices(lambda _, own: jnp.tensordot(*own, 1)[None], (), work))
+            sums = replicate(over_devices(part, (), work))
             return functools.reduce(operator.add, [sums[k] for k in range(devices)])
 
         return jax.tree.map(mean, uploads)

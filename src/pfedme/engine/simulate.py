@@ -455,4 +455,4 @@ def _smoothness(
     if home is not None:
         return jnp.max(where_rows_are(of_batch, shared, who, home, (store.x, store.y)))
     batches = who, jnp.arange(len(who))
-    return jnp.max(lax.map(lambda batch: of_batch(shared, *batch, store.x, store.y), batches))
+    return jnp.max(lax.map(lambda ik: of_batch(shared, ik[0], ik[1], store.x, store.y), batches))
