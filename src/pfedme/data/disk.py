@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import tempfile
 import threading
@@ -71,10 +72,9 @@ class Spill:
     def pop(self, number: int) -> np.ndarray:
         """A block, which is read once."""
         offset, shape = self.places.pop(number)
-        block = np.empty(shape, np.float32)
         with self.lock:
             self.file.seek(offset)
-            self.file.readinto(block.reshape(-1).view(np.uint8).data)
+            block = np.ndarray(shape, np.float32, self.file.read(4 * math.prod(shape)))
             if not self.places:
                 self.file.close()  # its space is needed
         return block
