@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import signal
@@ -17,8 +18,11 @@ import pytest
 from live import LABEL
 from live import table as live_table
 
+from pfedme.algorithms import FedAvg
+from pfedme.core.models import MLR
 from pfedme.deploy import worker as workers
 from pfedme.deploy.messages import Content
+from pfedme.deploy.plan import Plan
 from pfedme.deploy.worker import Failed, Worker
 
 HELLO = Content({}, {})
@@ -32,7 +36,7 @@ def config_in(folder: Path) -> Path:
     live_table(0).write_csv(folder / "north.csv")
     words = {"data": str(folder / "north.csv"), "label": LABEL, "state-dir": str(folder / "state")}
     config = folder / "client.json"
-    config.write_text(json.dumps({**words, **NAME, "max-seconds": 600.0}))
+    config.write_text(json.dumps({**words, **NAME, "max-seconds": 600.0, "approve": "any"}))
     return config
 
 
@@ -72,7 +76,9 @@ def test_one_process_answers_one_message_after_the_other(worker: Worker):
     }  # fmt: skip
     for kind, asked in (("hello", None), ("train", Content({"round": []}, {})), ("what", HELLO)):
         assert set(worker.ask(kind, "1", asked).words) == {"name", "error"}
-    assert worker.ask("hello", "2", HELLO).words == NAME
+    plan = Plan(algorithm=FedAvg(eta=0.05), model=MLR()).offer()
+    told = worker.ask("agree", "2", Content({"plan": plan}, {})).words
+    assert json.loads(json.dumps(told)) == told  # nothing but JSON values
     assert pid_of(worker) == first
 
 
@@ -99,6 +105,36 @@ def test_a_worker_that_is_killed_at_work_is_known_at_once(worker: Worker):
         worker.ask("hello", "1", HELLO)
     later.join()
     assert state(killed) == "Z"
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("flwr"), reason="pfedme[flower] is not installed")
+def test_the_server_learns_at_once_that_a_worker_has_failed(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    from flwr.app import Message
+    from flwr.supercore.task_identity import TaskIdentity
+
+    from pfedme.deploy.app import read_reply
+    from pfedme.deploy.envelope import packed
+    from pfedme.deploy.node import _reply
+
+    for name in ("run_id", "node_id", "task_id"):
+        monkeypatch.setattr(TaskIdentity, f"_{name}", 1)
+    worker.start()
+    os.kill(pid_of(worker), signal.SIGSTOP)
+    monkeypatch.setattr(worker, "limit", 0.5)
+    message = Message(packed(HELLO), message_type="query.hello", dst_node_id=1)
+    assert read_reply(_reply(message, worker)).error == "its program failed (it took too long)"
+    assert "could not be answered: the program for it failed (it took too long)." in capsys.readouterr().out
+    other = Message(packed(HELLO), message_type="query.other", dst_node_id=1)
+    assert "does not know this kind of message" in read_reply(_reply(other, worker)).error
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("flwr"), reason="pfedme[flower] is not installed")
+def test_the_connection_of_a_client_needs_no_jax():
+    code = "import sys, pfedme.deploy.flower, pfedme.deploy.node; print({'jax', 'polars'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
 
 
 def test_a_worker_is_ended_after_a_while_without_work(worker: Worker):
