@@ -432,7 +432,7 @@ def _each(
                 made = made._replace(upload=algorithm.received(own_key, made.upload))
             return made
 
-        return jax.lax.map(lambda w: client(*w), work, batch_size=int(__import__("os").environ["BS"])) if "BS" in __import__("os").environ else jax.vmap(client)(*work)
+        return jax.vmap(client)(*work)
 
     return over_devices(part, (store, job, state), (run, who))
 
