@@ -1,8 +1,7 @@
-"""The proximal step as machine code: prox.c, compiled by the C compiler of the package `ziglang`, if that is
-installed.
+"""The proximal step as machine code: prox.c, compiled by the package `ziglang` if that is installed.
 
-Without it, on other devices than CPUs and for what prox.c does not cover, `prox` takes the same steps in XLA; the
-results agree up to rounding.
+Without it, on other devices than CPUs and for what prox.c does not cover, `prox` takes the same steps in
+XLA; the results agree up to rounding.
 """
 
 from __future__ import annotations
