@@ -138,7 +138,7 @@ static void dots(float *out, const float *a, int64_t m_a, const float *b, int64_
 
 /* What `mix` does with a vector of its result. */
 typedef struct {
-  enum { SET, POSITIVE, STEP, POINT } kind;
+  enum { SET, POSITIVE, STEP, POINT } kind; /* POSITIVE: the sum where `one` is positive, as ReLU's gradient */
   float *out;           /* SET, POSITIVE, POINT: the result; STEP: z */
   const float *one;     /* POSITIVE: z; STEP: z_w; POINT: A_w */
   const float *other;   /* POINT: A_0 */
@@ -191,7 +191,11 @@ INLINE void mix(Use use, int64_t step_out, const float *a, int64_t m_a, int64_t 
       ROWS(5, 4, LANES);
       ROWS(1, 4, LANES);
       c += 4 * LANES;
-    } else if (left >= 2) {
+    } else if (left == 3) {
+      ROWS(5, 3, LANES);
+      ROWS(1, 3, LANES);
+      c += 3 * LANES;
+    } else if (left == 2) {
       ROWS(10, 2, LANES);
       ROWS(5, 2, LANES);
       ROWS(1, 2, LANES);
@@ -414,7 +418,9 @@ XLA_FFI_Error *pfedme_prox(XLA_FFI_CallFrame *frame) {
       copy(it.x + i * padded(s.n[0]), padded(s.n[0]), x + rows[i] * s.n[0], 0, 1, s.n[0]);
       float *target = it.target + i * padded(s.n[s.layers]);
       for (int64_t c = 0; c < padded(s.n[s.layers]); c++)
-        target[c] = s.classes ? (c == ((const int32_t *)y)[rows[i]] ? scale[i] : 0) : c ? 0 : scale[i] * ((const float *)y)[rows[i]];
+        target[c] = s.classes ? (c == ((const int32_t *)y)[rows[i]] ? scale[i] : 0)
+                    : c       ? 0
+                              : scale[i] * ((const float *)y)[rows[i]];
     }
     for (int64_t j = 0; j < 2 * leaves; j++) layers[j] = part_of(args[5 + j], 2 - j % 2, stack, k);
     for (int64_t j = 0; j < leaves; j++) theta[j] = part_of(rets[j], 2 - j % 2, stack, k);

@@ -365,11 +365,6 @@ def _of(run: Any, tree: T) -> T:
     return jax.tree.map(lambda leaf: leaf[run], tree)
 
 
-def _at(private: Private | None, index: Any) -> Private | None:
-    """The privacy of the client at an index."""
-    return jax.tree.map(lambda leaf: leaf[index], private)
-
-
 @jax.jit
 def _update(store: Store, job: Job, state: State, who: jax.Array, route: Route | None) -> Update:
     jobs, states, run = _stacked([job]), _stacked([state]), jnp.zeros_like(who)
@@ -384,14 +379,14 @@ def _own_key(key: jax.Array, t: Any, id: jax.Array) -> jax.Array:
 @jax.jit
 def _reply(store: Store, job: Job, t: jax.Array, sent: Any, own: Any) -> Update:
     algorithm, key = job.algorithm, _own_key(job.key, t, store.ids[0])
-    problem = store.problem(job.model, 0, t, algorithm.batches, _at(job.private, 0))
+    problem = store.problem(job.model, 0, t, algorithm.batches, _of(0, job.private))
     update = algorithm.client_update(key, problem, sent, own)
     return update._replace(upload=algorithm.encoded(key, update.upload))
 
 
 @jax.jit
 def _reply_models(store: Store, job: Job, t: jax.Array, sent: Any, own: Any) -> Any:
-    problem = store.problem(job.model, 0, t, job.algorithm.batches, _at(job.private, 0))
+    problem = store.problem(job.model, 0, t, job.algorithm.batches, _of(0, job.private))
     made = job.algorithm.answer(_own_key(job.key, t, store.ids[0]), problem, sent, own)
     return jax.tree.map(lambda a: a[None], made)
 
@@ -424,17 +419,13 @@ def _each(
             own_state = jax.tree.map(lambda kept: kept[run, i], state.clients)
             t = jnp.asarray(state.t)[run]
             own_key = _own_key(key, t, store.ids[i])
-            problem = store.problem(model, i, t, algorithm.batches, _at(job.private, (run, i)))
+            problem = store.problem(model, i, t, algorithm.batches, _of((run, i), job.private))
             made = getattr(algorithm, method)(own_key, problem, algorithm.send(server, i), own_state)
             if method == "client_update":
                 made = made._replace(upload=algorithm.received(own_key, made.upload))
             return made
 
-        return (
-            jax.lax.map(lambda w: client(*w), work, batch_size=int(__import__("os").environ["BS"]))
-            if "BS" in __import__("os").environ
-            else jax.vmap(client)(*work)
-        )
+        return jax.vmap(client)(*work)
 
     shared = store.without_rows(), job, state
     if route is not None:
