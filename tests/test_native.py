@@ -94,13 +94,13 @@ def test_what_problems_share_need_not_be_stacked(axes):
         def one(x, w, start):
             return step(Loss(model, x, y[0]), w, start, 5)
 
-        given = [
-            a if at == 0 else jax.tree.map(lambda a: a[0], a)
-            for a, at in zip((x, *points), axes, strict=True)
-        ]
-        return jax.vmap(one, axes)(*given), jax.vmap(jax.vmap(one, axes), (None, None, 0))(
-            *given[:2], jax.tree.map(lambda a: jnp.stack([a, 2 * a]), given[2])
-        )
+        def own(at, a):
+            return a if at == 0 else jax.tree.map(lambda leaf: leaf[0], a)
+
+        x_own, w_own, start_own = own(axes[0], x), own(axes[1], points[0]), own(axes[2], points[1])
+        once = jax.vmap(one, axes)
+        pair = start_own.map(lambda a: jnp.stack([a, 2 * a]))
+        return once(x_own, w_own, start_own), jax.vmap(once, (None, None, 0))(x_own, w_own, pair)
 
     assert_close(each(kernel), each(plain))
 

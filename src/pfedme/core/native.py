@@ -68,7 +68,7 @@ def steps(
     )
 
     def kernel(*arrays: jax.Array) -> Any:
-        return call(*arrays, K=np.int64(K), classes=np.int64(f.model.classes))
+        return call(*arrays, K=np.int64(K), classes=np.int64(bool(f.model.classes)))
 
     rows = f.source or (f.x, f.y, jnp.arange(size, dtype=jnp.int32))
     scale = jnp.full(size, 1 / size, jnp.float32) if f.weight is None else f.weight
