@@ -52,7 +52,7 @@ def rounds_of(
     states = [start or _first_state(algorithm, model, fed, *first or (w0,))]
     update_of = jax.jit(type(algorithm).client_update)
     for t, cohort in enumerate(cohorts):
-        _, server, clients = states[-1]
+        _, server, clients, _ = states[-1]
         updates = [update_of(algorithm, *asked(algorithm, model, fed, states[-1], i)) for i in cohort]
         uploads = jax.tree.map(lambda *all: jnp.stack(all), *(update.upload for update in updates))
         members = jax.random.key(t), jnp.array(cohort), jnp.asarray(fed.n_train[[*cohort]])

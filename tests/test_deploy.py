@@ -546,9 +546,8 @@ def test_a_run_that_stops_goes_on_from_its_last_round(tmp_path: Path):
 def test_a_ledger_that_lost_lines_is_not_filled_up(tmp_path: Path):
     """On resuming, the ledger is cut to the last saved round; it must not be lengthened to it."""
     room = Room(owners(tmp_path, clients=2), tmp_path / "state")
-    plan = Plan(
-        algorithm=FedAvg(**QUICK), model=MLR(), **STRICT | {"cohort": 2, "min_clients": 2, "min_replies": 2}
-    )
+    two: dict[str, Any] = STRICT | {"cohort": 2, "min_clients": 2, "min_replies": 2}
+    plan = Plan(algorithm=FedAvg(**QUICK), model=MLR(), **two)
     record = DeploymentRecord(plan, tmp_path / "deployed", "")
     server = Server(plan, room, record.tell)
     record.folder.path.mkdir()

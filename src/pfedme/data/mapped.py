@@ -145,8 +145,9 @@ def open_federation(folder: Path) -> Federation:
     about = _about(folder)
     arrays = {name: _mapped(folder, name, entry, about) for name, entry in about["arrays"].items()}
     small = {name: np.array(arrays[name]) for name in IN_MEMORY}
+    kept: dict[str, Any] = {**arrays, **small}
     return Federation(
-        **{**arrays, **small},
+        **kept,
         classes=about["classes"],
         note=about["note"],
         notes=tuple(about["notes"]),
