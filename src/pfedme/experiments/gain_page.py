@@ -225,7 +225,7 @@ def page(rows: Sequence[Row], curves: dict[str, list[Level]], units: dict[str, l
     over = (
         f"means over clients and {seeds} seeds, with\n95 % intervals over seeds"
         if seeds > 1
-        else "means over clients, of a\nsingle seed, so that differences of a point or less can be chance"
+        else "means over clients, of a single\nseed, so that differences of a point or less can be chance"
     )
     return f"""\
 # When does joining pay?

@@ -72,7 +72,7 @@ def chosen_lam(at: Axes, rows: np.ndarray, chosen: Sequence[Candidate]) -> None:
             label=label,
         )  # fmt: skip
     if own.any():
-        at.legend(frameon=False, fontsize=8)
+        at.legend(frameon=False, fontsize=8, loc="lower right", bbox_to_anchor=(1, 1), borderpad=0)
     at.set_yscale("log")
     ticks = [10.0**k for k in range(int(np.log10(low)) + 1, int(np.log10(high)))]
     names = ["alone", "fine-tuned (0)", *(f"{t:g}" for t in ticks), "global (∞)"]
