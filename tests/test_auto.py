@@ -141,9 +141,11 @@ def test_a_larger_budget_changes_nothing_once_training_has_converged(algorithm: 
     small, large = (pilot(algorithm, sim, budget=budget) for budget in (600, 6000))
     assert small.converged
     assert max(2.1 * small.rounds, 1.5 * ENOUGH) <= 600
-    mine, theirs = (np.zeros(0) if found.l2 is None else found.l2 for found in (small, large))
-    np.testing.assert_array_equal(mine, theirs)
-    assert small._replace(l2=None) == large._replace(l2=None)
+    for mine, theirs in zip((small.l2, small.l2_without), (large.l2, large.l2_without), strict=True):
+        assert (mine is None) == (theirs is None)
+        assert mine is None or np.array_equal(mine, theirs)
+    small, large = (found._replace(l2=None, l2_without=None) for found in (small, large))
+    assert small == large
 
 
 def test_a_training_that_overfits_is_cut_short():

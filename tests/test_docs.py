@@ -17,6 +17,7 @@ import pfedme.runs.run
 import pfedme.training.execute
 from pfedme.cli import help_page, main
 from pfedme.cli.registry import COMMANDS
+from pfedme.data.mapped import convert
 from pfedme.data.mnist import Images
 from pfedme.data.natural import Natural
 from pfedme.data.synthetic import Synthetic
@@ -94,6 +95,12 @@ def understood(
     monkeypatch.setattr(import_module("pfedme.tuning.tune"), "tune", stop)
     monkeypatch.setattr(import_module("pfedme.experiments.verdicts"), "study_verdicts", stop)
     monkeypatch.setattr(pfedme.runs.run, "_load", stop)  # other tests may have loaded the rows already
+    convert(Synthetic(clients=2, rows=4, features=1, classes=2), tmp_path / "patients")
+    monkeypatch.setattr("pfedme.data.mapped.convert", stop)
+    together = import_module("pfedme.cli.hosts").together  # which would wait for other hosts
+    monkeypatch.setattr(
+        "pfedme.cli.run.together", lambda where, out: (stop if where else together)(where, out)
+    )
     for source in (Table, Natural, Images, Synthetic):
         monkeypatch.setattr(source, "load", stop)
     if importlib.util.find_spec("flwr"):
@@ -109,8 +116,8 @@ def understood(
         (tmp_path / "my.csv").touch()
     # The tables that documents speak of.
     (tmp_path / "hospitals").mkdir()
-    for name in ("patients.csv", "held-out.csv", "new-patients.csv", "images.npz", "hospitals/north.csv",
-                 "visits.csv", "countries.csv", "new.csv"):  # fmt: skip
+    for name in ("patients.csv", "patients.parquet", "held-out.csv", "new-patients.csv", "images.npz",
+                 "hospitals/north.csv", "visits.csv", "countries.csv", "new.csv"):  # fmt: skip
         (tmp_path / name).touch()
 
     def understood(argv: list[str]) -> bool:

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from pfedme import __version__
-from pfedme.cli.hosts import ONE_HOST, refuse_hosts
 from pfedme.cli.interrupts import INTERRUPTED
 from pfedme.cli.registry import COMMANDS
 from pfedme.core.plugins import registered
@@ -95,8 +94,10 @@ def _dispatch(words: list[str]) -> int:
         return 0
     if words[0] not in COMMANDS:
         raise unknown("command", words[0], COMMANDS)
-    if words[0] in ONE_HOST and not {"-h", "--help"} & set(words):
-        refuse_hosts(words[0])
+    if not {"-h", "--help"} & set(words):
+        from pfedme.cli.hosts import check_hosts
+
+        check_hosts(words[0])
     return import_module(COMMANDS[words[0]].module).carry_out(words[1:])
 
 

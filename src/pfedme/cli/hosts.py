@@ -113,10 +113,10 @@ def _of_kubernetes(environment: Mapping[str, str]) -> dict[str, str]:
     return {} if index is None else {"host": index}
 
 
-def refuse_hosts(command: str, environment: Mapping[str, str] = os.environ) -> None:
+def check_hosts(command: str, environment: Mapping[str, str] = os.environ) -> None:
     """Raises an error if a command that works on one host was started on several."""
     hosts = environment.get("PFEDME_HOSTS") or _of_slurm(environment).get("hosts", "1")
-    if hosts != "1":
+    if command in ONE_HOST and hosts != "1":
         raise InputError(
             f"'pfedme {command}' works on one host, and this is one of {hosts}; start it once, or set "
             "PFEDME_HOSTS=1 if each of them is to do it."

@@ -228,7 +228,7 @@ class Federation:
         first, last = (np.where(self.n_train > 1, self.n_train * k // folds, 0) for k in (fold, fold + 1))
         kept = last - first
         if not first.any():  # the rows are in this order already
-            return dataclasses.replace(self, n_train=self.n_train - kept, n_val=kept)
+            return dataclasses.replace(self, n_train=self.n_train - kept, n_val=kept, fold=(fold, folds))
         place = np.arange(len(self.y)) - np.repeat(self.start, self.count)
         first, last = (np.repeat(a, self.count) for a in (first, last))
         # Within a client: the rows of the fold, then those before it, then those after it.

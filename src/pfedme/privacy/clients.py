@@ -197,7 +197,7 @@ def room(clients: int, cohort: int, rounds: int, epsilon: float, delta: float) -
     """The largest cohort for which there is room: rounds · (1 + e^ε) · P(N > M) is at most a share of δ.
 
     >>> room(10, 10, 100, 8.0, 1e-2), room(1000, 100, 100, 8.0, 1e-5)
-    (10, 175)
+    (10, 174)
     """
     if cohort == clients:
         return clients
