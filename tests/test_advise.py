@@ -380,6 +380,7 @@ def tried(out: Path) -> int:
     return len(json.loads(path.read_text())["trials"]) if path.exists() else 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "stages",
     [
@@ -407,6 +408,7 @@ def test_killed_and_continued_the_advice_is_the_same(
     assert everything(out) == everything(whole)
 
 
+@pytest.mark.slow
 def test_with_more_time_clients_choose_by_all_their_rows(quick: None, whole: Path, tmp_path: Path):
     """Even if a choice with less time was stopped before."""
     out, choosing = tmp_path / "out", "choosing by all training rows in turn instead of a fifth of them"
@@ -489,6 +491,7 @@ def ill(x: float, z: float) -> str:
     return "ill" if x > 0 else "well"
 
 
+@pytest.mark.slow
 def test_clients_without_test_rows_get_a_model_but_no_gain(quick: None, tmp_path: Path):
     rows = [row for name in "abc" for row in site(name, 16, ill)] + site("d", 1, ill)
     found = {client["client"]: client for client in advice_on(rows, tmp_path)["clients"]}
@@ -503,6 +506,7 @@ def test_without_any_test_rows_the_error_names_the_cure(tmp_path: Path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_label_that_one_client_alone_has_is_predicted_there(quick: None, tmp_path: Path):
     def rare(x: float, z: float) -> str:
         return "rare" if z > 0 else ill(x, z)

@@ -132,6 +132,7 @@ def test_compare_has_the_records_of_its_runs(tmp_path: Path):
     assert list(mine.records) == ["halves", "Hidden"]
 
 
+@pytest.mark.slow
 def test_tune_gives_the_best_settings(tmp_path: Path):
     found = pfedme.tune(pfedme.FedAvg(R=2, B=5), DATA, rounds=2, trials=2, out=tmp_path / "t")
     assert set(found.best[0].settings) == {"eta", "beta", "aggregation"}
@@ -151,6 +152,7 @@ def test_no_module_hides_a_function_of_its_name():
 # --- code of the user's own
 
 
+@pytest.mark.slow
 def test_an_algorithm_of_ones_own_is_recorded_and_read_back(tmp_path: Path):
     mine = Halves(share=0.25, eta=0.1, B=0)
     result = pfedme.train(mine, DATA, rounds=2, seed=3, out=tmp_path / "run")

@@ -148,6 +148,7 @@ def test_a_run_on_rows_that_are_gone_is_refused(
         moved.rename(runs / TABLE)
 
 
+@pytest.mark.slow
 def test_noise_keeps_the_best_attack_within_the_default_limits_from_every_row():
     """At ε = 8 its guesses are no better than guesses from means and spreads."""
     open_, noisy, chance = (

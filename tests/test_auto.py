@@ -133,6 +133,7 @@ def test_a_budget_that_ends_training_early_is_said():
     assert "still falling" in about_training(told)[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", [FedAvg(), PFedMe(), Alone()], ids=lambda a: a.name)
 def test_a_larger_budget_changes_nothing_once_training_has_converged(algorithm: Algorithm):
     """Where twice the rounds that were best were within the smaller budget."""
@@ -245,6 +246,7 @@ def test_a_model_for_each_strength_is_trained_like_the_only_one():
         assert_close(jax.tree.map(lambda a, k=k: a[:, k], every.clients), only.clients)
 
 
+@pytest.mark.slow
 def test_clients_whose_labels_are_noise_choose_a_strong_l2_and_others_a_weak_one():
     noise, clear = clients([60] * 3, noise=1e6, seed=1), clients([400] * 3, noise=0.05, seed=2)
     fed = Federation.split(

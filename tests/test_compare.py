@@ -38,6 +38,7 @@ def table(folder: Path) -> dict[tuple[str, str], dict[str, str]]:
     return {(row["algorithm"], row["evaluated"]): row for row in rows}
 
 
+@pytest.mark.slow
 def test_an_option_applies_to_those_that_have_it(tmp_path: Path):
     assert (
         main(["compare", "pfedme", "fedavg", *TINY, "--lam", "7", "--eta", "0.02", "--out", str(tmp_path)])
@@ -100,6 +101,7 @@ def test_seeds_give_means_standard_deviations_and_intervals(
     assert "mean of 3 seeds" in " ".join(printed.split())
 
 
+@pytest.mark.slow
 def test_a_run_of_a_comparison_is_the_run_by_itself(tmp_path: Path):
     assert main(["compare", "fedavg", "pfedme", *TINY, "--seed", "3", "--out", str(tmp_path / "both")]) == 0
     for name in ("pfedme", "fedavg"):
@@ -209,6 +211,7 @@ def personalized(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "personalized.json").read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seeds", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_models_that_clients_choose_are_a_row_of_the_table(
     seeds: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -96,6 +96,7 @@ def simulated(tables: Path, algorithm: Algorithm, model: Description) -> tuple[F
     return federation, personalize(HOW, made, federation, lines, alone, seed=SEED, given=lam)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algorithm", "model", "quantity"),
     [

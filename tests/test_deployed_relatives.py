@@ -24,6 +24,7 @@ from pfedme.runs.run import Run
 SMALL = DNN(hidden=(4,))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algorithm", "model"),
     [

@@ -50,6 +50,7 @@ def results(devices: int) -> dict:
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 def test_results_do_not_depend_on_the_number_of_devices():
     single, several = results(1), results(5)
     assert (single.pop("devices"), several.pop("devices")) == (1, 5)

@@ -9,7 +9,16 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
-SLOWER = ("compare", "export_and_predict", "newcomer", "own_table", "personalization", "report", "tuning")
+SLOWER = (
+    "compare",
+    "equinox_model",
+    "export_and_predict",
+    "newcomer",
+    "own_table",
+    "personalization",
+    "report",
+    "tuning",
+)
 
 
 @pytest.mark.parametrize(

@@ -298,6 +298,7 @@ def test_what_is_recorded_is_not_run_again(done: Reproduced):
     assert all(verdicts[f.claim].numbers == f.numbers for f in again)
 
 
+@pytest.mark.slow
 def test_what_is_recorded_is_told_before_the_first_run(tmp_path: Path):
     cell = [
         dataclasses.replace(w, seeds=1, train_loss=name == "fedavg")
@@ -320,6 +321,7 @@ def test_a_damaged_ledger_is_named(tmp_path: Path):
             Study(tmp_path, "").write("table1.md", "", 1)
 
 
+@pytest.mark.slow
 def test_an_interrupted_reproduction_goes_on(tmp_path: Path):
     def stop(_: str, place: int, progress: Progress) -> None:
         if place == 2 and progress.round >= 2:

@@ -53,6 +53,7 @@ def test_the_study_in_miniature(tmp_path: Path, some: None):
         assert (tmp_path / "results" / name).read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_two_pieces_give_the_page_of_the_whole(tmp_path: Path, some: None, monkeypatch: pytest.MonkeyPatch):
     def measured(setting: Setting, seed: int, scale: object) -> dict[str, Any]:
         newcomers = {"newcomers": LEVELS} if setting.newcomers else {}

@@ -212,6 +212,7 @@ def test_a_host_that_is_30_seconds_late_is_waited_for(tmp_path: Path):
     assert contents(tmp_path / "two") == alone(SHORT, tmp_path / "one", 2)
 
 
+@pytest.mark.slow
 def test_wrong_input_is_said_by_all_hosts(tmp_path: Path):
     (tmp_path / "file").write_text("")
     with started(2, [*SHORT, "--out", str(tmp_path)]) as processes:

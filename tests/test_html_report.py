@@ -382,6 +382,7 @@ def crowded(path: Path, out: Path, clients: int) -> Path:
     return out
 
 
+@pytest.mark.slow
 def test_of_many_clients_a_sample_is_shown_and_the_page_stays_small(folder: Path, tmp_path: Path):
     paths = [
         crowded(folder / "compared" / name / "seed-0", tmp_path / name, 30_000)
@@ -397,6 +398,7 @@ def test_of_many_clients_a_sample_is_shown_and_the_page_stays_small(folder: Path
     assert len(rendered(found).encode()) < 2e6
 
 
+@pytest.mark.slow
 def test_of_many_evaluations_some_are_drawn_with_the_first_and_the_last(folder: Path, tmp_path: Path):
     path = tmp_path / "long"
     shutil.copytree(folder / "compared" / "fedavg" / "seed-0", path)
@@ -460,6 +462,7 @@ def test_assets_are_installed_with_the_package():
 # --- commands
 
 
+@pytest.mark.slow
 def test_commands_leave_a_report_in_their_folder(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

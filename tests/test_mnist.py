@@ -425,6 +425,7 @@ def test_fetched_files_are_used_without_network(tmp_path: Path):
     assert (done.returncode, done.stdout.strip()) == (0, "70000"), done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("digits")
 def test_a_damaged_fetched_file_is_never_used(tmp_path: Path):
     cache = linked_cache(tmp_path / "cache")

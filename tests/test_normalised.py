@@ -348,6 +348,7 @@ def test_a_deployed_run_is_the_simulated_one(tmp_path: Path):
 # --- From the command line to predictions ------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_run_ends_well_and_its_model_predicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     line = "run fedavg --model dnn-bn --data synthetic:clients=5,rows=40 --eta 0.1 --rounds 3 --out run"

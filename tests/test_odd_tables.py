@@ -236,6 +236,7 @@ def test_what_looks_wrong_is_noted_and_described(capsys: pytest.CaptureFixture[s
     assert contents(Path()) == before
 
 
+@pytest.mark.slow
 def test_the_notes_are_printed_after_runs_and_comparisons(capsys: pytest.CaptureFixture[str]):
     Path("t.csv").write_text(written({**good(), "c": [f"{v} kg" for v in V], "d": ["[x]"] * N}))
     for command in ("run fedavg", "compare fedavg"):

@@ -252,6 +252,7 @@ def test_clients_choose_after_a_run_whose_server_keeps_more_than_a_model():
 # --- a function that makes a model
 
 
+@pytest.mark.slow
 def test_a_function_makes_the_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     out = tmp_path / "run"
     line = ["run", "fedavg", "--data", "opposed", "--model", "outside:build", "--R", "2", "--rounds", "2"]

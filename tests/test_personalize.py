@@ -544,6 +544,7 @@ def test_a_shared_model_trained_again_is_the_same(run: Path):
     )
 
 
+@pytest.mark.slow
 def test_newcomers_from_elsewhere(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     data = "synthetic:clients=3,rows=16,features=4,classes=3,seed=5"
     status = main(["personalize", str(run), "--data", data, "--out", str(tmp_path), "--json"])
@@ -566,6 +567,7 @@ def test_what_newcomers_cannot_be(run: Path, capsys: pytest.CaptureFixture[str],
     assert "give --out" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["alone"])
 def test_without_a_shared_model_there_is_nothing_to_personalize(
     algorithm: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -94,6 +94,7 @@ def test_the_sum_is_that_of_clipped_gradients_of_the_rows_in_use(name, c):
     np.testing.assert_allclose(got, want, rtol=2e-4, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_several_clients_at_once_are_the_same_as_one_by_one():
     model, B = MODELS["dnn"], 12
     p = problem(model, 60, private(0.3, 1.0, B, 60))

@@ -225,6 +225,7 @@ def test_what_is_covered():
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_steps_and_choices_that_use_rows_only_at_their_own_client_are_allowed(tmp_path: Path):
     pytest.importorskip("dp_accounting", reason="pfedme[privacy] is not installed")
     given = {"nu": 1e-2, "rechoose": 2, "batches": "cycled"}

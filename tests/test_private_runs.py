@@ -68,6 +68,7 @@ def test_without_noise_and_clipping_a_run_on_all_rows_is_the_plain_run(algorithm
     same(*(s.answer(state)[0] for s, state in zip((plain, private), states, strict=True)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", EVERY_KIND[:2], ids=lambda a: a.name)
 @pytest.mark.parametrize("quarter_at", [(), (1,)])
 def test_an_answer_repeats_the_round_and_its_noise(algorithm, quarter_at):

@@ -460,6 +460,7 @@ def test_a_search_is_judged_by_r2_of_validation_rows(
     assert f"{max(r2):.4f}" in shown
 
 
+@pytest.mark.slow
 def test_labels_that_are_all_alike_leave_r2_out_and_break_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

@@ -635,6 +635,7 @@ def accuracy(federation: Federation, attackers: int, clip: float, *, bad: bool =
     return 100 * simulation.evaluate(state, np.arange(attackers, clients))[0].entry()["global"]["accuracy"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("clients", "attackers", "within"), [(4, 1, 2), (5, 2, 4)])
 def test_flipped_updates_of_three_times_the_usual_length_do_little(
     clients: int, attackers: int, within: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]

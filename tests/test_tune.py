@@ -323,6 +323,7 @@ def test_more_trials_go_on_from_fewer(whole: tuple[Path, Tuning], tmp_path: Path
     assert told(tuning) == told(whole[1])
 
 
+@pytest.mark.slow
 def test_a_journal_that_ends_anywhere_is_continued(whole: tuple[Path, Tuning], tmp_path: Path):
     content = (whole[0] / "trials.journal").read_bytes()
     for place, share in enumerate((0.0, 0.013, 0.3, 0.77, 0.9)):
