@@ -263,9 +263,9 @@ def test_each_client_is_drawn_with_its_own_coin():
     assert stats.kstest((counts - rounds * rate) / deviation, "norm").pvalue > 1e-3
     sizes = drawn.sum(axis=1)
     assert sizes.var() == pytest.approx(40 * rate * (1 - rate), rel=4 * math.sqrt(2 / rounds))
-    correlations = np.corrcoef(drawn.T)[np.triu_indices(40, 1)]
+    correlations = np.atleast_2d(np.corrcoef(drawn.T))[np.triu_indices(40, 1)]
     assert np.abs(correlations).max() < 5 / math.sqrt(rounds)
-    after = np.corrcoef(np.stack([drawn[:-1].ravel(), drawn[1:].ravel()]))
+    after = np.atleast_2d(np.corrcoef(np.stack([drawn[:-1].ravel(), drawn[1:].ravel()])))
     assert abs(after[0, 1]) < 4 / math.sqrt(rounds * 40)
 
 
