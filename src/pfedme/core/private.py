@@ -20,7 +20,7 @@ import numpy as np
 from jax import lax
 from jax.custom_batching import custom_vmap
 
-from pfedme.core.model import Model
+from pfedme.core.model import Layer, Model
 from pfedme.core.models import Network
 from pfedme.core.noise import BATCHES, USES, bits, normal_like, threefry, words_of
 from pfedme.core.tree import Params
@@ -111,24 +111,32 @@ class PrivateLoss:
 
     def at(self, k: jax.typing.ArrayLike) -> PrivateLoss:
         """The same loss for use number k of the batch, with noise of its own."""
-        first = jnp.asarray(k).astype(jnp.uint32)
-        key = jnp.stack(threefry(self.batch.key, first, USES), axis=-1)
-        return dataclasses.replace(self, batch=dataclasses.replace(self.batch, key=key))
+        return dataclasses.replace(self, batch=dataclasses.replace(self.batch, key=key_of_use(self.batch.key, k)))
 
     def grad(self, theta: Params) -> Params:
         """(1/B) (Σ clip_c(∇ℓ_j(θ)) + N(0, z²c²I)) + l2 θ."""
         # Noise is made in a loop of its own: XLA does not vectorise it together with other arithmetic.
         noise = lax.optimization_barrier(normal_like(self.batch.key, theta))
         total = self.clipped_sum(theta)
-        private, share = self.private, (1 / self.batch.size).astype(theta.dtype)
-        deviation = jnp.where(private.noise > 0, private.noise * private.clip, 0).astype(theta.dtype)
+        share, deviation = (1 / self.batch.size).astype(theta.dtype), self.deviation.astype(theta.dtype)
         return total.map(lambda g, e, t: share * (g + deviation * e) + self.model.l2 * t, noise, theta)
+
+    @property
+    def deviation(self) -> jax.Array:
+        """zc: the standard deviation of the noise in a sum."""
+        return jnp.where(self.private.noise > 0, self.private.noise * self.private.clip, 0)
 
     def clipped_sum(self, theta: Params) -> Params:
         """Σ clip_c(∇ℓ_j(θ)) over the batch."""
         b, private = self.batch, self.private
-        add = _adding(capacities(private.B, private.most))
-        return add(self.model, self.x, self.y, theta, b.rows, b.used, b.number, private.clip)
+        return sized(capacities(private.B, private.most), _sum_of_first)(
+            b.number, self.model, self.x, self.y, theta, b.rows, b.used, private.clip
+        )
+
+
+def key_of_use(key: jax.Array, k: jax.typing.ArrayLike) -> jax.Array:
+    """The key of the noise in use number k of a batch with this key."""
+    return jnp.stack(threefry(key, jnp.asarray(k).astype(jnp.uint32), USES), axis=-1)
 
 
 def capacities(B: int, most: int) -> tuple[int, ...]:
@@ -144,33 +152,29 @@ def capacities(B: int, most: int) -> tuple[int, ...]:
 
 
 @cache
-def _adding(sizes: tuple[int, ...]) -> Callable[..., Params]:
-    """A function for Σ clip_c(∇ℓ_j(θ)) that looks only at as many rows as there are picks, rounded up to one
-    of `sizes`; for several clients at once, at as many as the largest of their batches has."""
+def sized(sizes: tuple[int, ...], work: Callable[..., Any], *static: Any) -> Callable[..., Any]:
+    """A function of (number, *args) that calls work(size, *static, *args) with the least of `sizes` that is
+    not below `number`; for several clients at once, below the largest of their numbers."""
 
-    def choose(sum_of: Callable[[int], Any], number: jax.Array, *args: Any) -> Params:
+    def choose(form: Callable[[int], Any], number: jax.Array, args: tuple[Any, ...]) -> Any:
         place = jnp.sum(number > jnp.array(sizes[:-1], jnp.int32))
-        return lax.switch(place, [sum_of(size) for size in sizes], *args)
+        return lax.switch(place, [form(size) for size in sizes], *args)
 
     @custom_vmap
-    def add(model: Model, x: Any, y: Any, theta: Params, rows: Any, used: Any, number: Any, clip: Any) -> Any:
-        return choose(lambda size: partial(_sum_of_first, size), number, model, x, y, theta, rows, used, clip)
+    def call(number: jax.Array, *args: Any) -> Any:
+        return choose(lambda size: partial(work, size, *static), number, args)
 
-    @add.def_vmap
-    def add_several(
-        clients: int, mapped: Any, model: Model, x: Any, y: Any, theta: Params, rows: Any, used: Any,
-        number: Any, clip: Any,
-    ) -> tuple[Params, Any]:  # fmt: skip
-        axes = [jax.tree.map(lambda own: 0 if own else None, part) for part in mapped]
-        axes = (*axes[:6], axes[7])  # without that of `number`
+    @call.def_vmap
+    def call_several(clients: int, mapped: Any, number: jax.Array, *args: Any) -> tuple[Any, Any]:
+        axes = [jax.tree.map(lambda own: 0 if own else None, part) for part in mapped[1:]]
 
-        def sum_of(size: int) -> Any:
-            return jax.vmap(partial(_sum_of_first, size), in_axes=axes, axis_size=clients)
+        def form(size: int) -> Any:
+            return jax.vmap(partial(work, size, *static), in_axes=axes, axis_size=clients)
 
-        made = choose(sum_of, jnp.max(number), model, x, y, theta, rows, used, clip)
+        made = choose(form, jnp.max(number), args)
         return made, jax.tree.map(lambda _: True, made)
 
-    return add
+    return call
 
 
 def _sum_of_first(
@@ -178,22 +182,33 @@ def _sum_of_first(
     clip: jax.Array,
 ) -> Params:  # fmt: skip
     """Σ clip_c(∇ℓ_j(θ)) over the first `size` rows."""
-    rows, used = rows[:size], used[:size]
-    x, y = (a.at[rows].get(mode="promise_in_bounds") for a in (x, y))
-    sum_of = _sum_of_network if isinstance(model, Network) else _sum_of_any
-    return sum_of(model, theta, x, y, used, clip)
+    x, y, used = first_rows(size, x, y, rows, used)
+    if not isinstance(model, Network):
+        return _sum_of_any(model, theta, x, y, used, clip)
+    (W, b), *rest = theta.tree
+    G, sums = clipped_slopes(model, rest, W @ x.T + b[:, None], jnp.sum(x * x, axis=1) + 1, y, used, clip)
+    return Params([(G @ x, jnp.sum(G, axis=1)), *sums])
 
 
-def _sum_of_network(
-    model: Any, theta: Params, x: jax.Array, y: jax.Array, used: jax.Array, clip: jax.Array
-) -> Params:
-    """By one backward pass for all rows.
+def first_rows(
+    size: int, x: jax.Array, y: jax.Array, rows: jax.Array, used: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The first `size` rows of a batch, their labels, and whether they are used."""
+    rows = rows[:size]
+    return *(a.at[rows].get(mode="promise_in_bounds") for a in (x, y)), used[:size]
+
+
+def clipped_slopes(
+    model: Network, rest: list[Layer], z: jax.Array, norms: jax.Array, y: jax.Array, used: jax.Array,
+    clip: jax.Array,
+) -> tuple[jax.Array, list[Layer]]:  # fmt: skip
+    """G with G (X, 1) = Σ clip_c(∇ℓ_j) in the first layer, whose outputs are z, and the sums in the others.
 
     The gradient of row j in a layer's (W, b) is δ_j (a_j, 1)ᵀ, where a_j is the layer's input and δ_j the
-    gradient in its output. Its squared length is ‖δ_j‖² (‖a_j‖² + 1), so no row's gradient is ever formed.
+    gradient in its output. Its squared length is ‖δ_j‖² (‖a_j‖² + 1), which is given as `norms` for the first
+    layer, so no row's gradient is ever formed.
     """
-    (W, b), *rest = theta.tree
-    outputs = [W @ x.T + b[:, None]]
+    outputs = [z]
     for W, b in rest:
         outputs.append(W @ jax.nn.relu(outputs[-1]) + b[:, None])
     inputs = [jax.nn.relu(z) for z in outputs[:-1]]  # of all layers but the first
@@ -207,13 +222,12 @@ def _sum_of_network(
         back = jnp.sum(W[:, :, None] * slopes[-1][:, None, :], axis=0)
         slopes.append(jnp.where(z > 0, back, 0))
     first, *others = reversed(slopes)
-    square = jnp.sum(first * first, axis=0) * (jnp.sum(x * x, axis=1) + 1)
+    square = jnp.sum(first * first, axis=0) * norms
     for d, a in zip(others, inputs, strict=True):
         square += jnp.sum(d * d, axis=0) * (jnp.sum(a * a, axis=0) + 1)
     scale = _shrinking(square, used, clip)
     sums = [(d @ a.T, jnp.sum(d, axis=1)) for d, a in zip((d * scale for d in others), inputs, strict=True)]
-    first = first * scale
-    return Params([(first @ x, jnp.sum(first, axis=1)), *sums])
+    return first * scale, sums
 
 
 def _sum_of_any(

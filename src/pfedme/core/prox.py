@@ -5,7 +5,7 @@ The objective h(θ) = f(θ) + λ/2 ‖θ − w‖² is (λ + μ)-strongly convex
 
 All steps use one mini-batch X. Where the first layer A is linear in the input, its gradient is G X and A
 never leaves the span of A_w, A_0 and the rows of X: `Span` takes the same steps there, in few coordinates.
-With private gradients this does not work, because noise leaves that span.
+Noise of private gradients leaves that span; see `private_prox`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pfedme.core import native
+from pfedme.core import native, private_prox
 from pfedme.core.models import Layer, Network
 from pfedme.core.private import PrivateLoss
 from pfedme.core.problem import Loss
@@ -71,6 +71,8 @@ def prox(
     """
     if isinstance(f, Loss) and nu is None and solver == "gradient" and native.covers(f, w):
         return Proximal(native.steps(f, w, start, lam, alpha, K), jnp.int32(K))
+    if isinstance(f, PrivateLoss) and nu is None and solver == "gradient" and private_prox.covers(f):
+        return Proximal(private_prox.steps(f, w, start, lam, alpha, K), jnp.int32(K))
     if isinstance(f, Loss) and isinstance(f.model, Network):
         span = Span.of(f, w, start)
         found = descend(span, span.w, span.start, lam, alpha, K, nu, solver, span.square)
