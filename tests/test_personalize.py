@@ -24,9 +24,11 @@ from pfedme.core.tree import Params
 from pfedme.data import parse_data
 from pfedme.data.federation import Federation, Part
 from pfedme.engine.choices import (
+    TEMPERATURES,
     Line,
     Personalize,
     Start,
+    calibrated,
     candidates,
     choose,
     for_all,
@@ -238,6 +240,37 @@ def test_the_score_of_a_row_is_best_in_the_mean_for_the_true_probability():
     of = [row_score(Outcomes(np.ones(97, bool), likely)) for likely in (q, 1 - q)]
     assert q[np.argmax(p * of[0] + (1 - p) * of[1])] == pytest.approx(p)
     assert row_score(Outcomes(np.zeros(1, bool), np.zeros(1)))[0] == pytest.approx(np.log(0.01))
+
+
+def test_outcomes_at_temperatures_are_those_of_divided_scores():
+    model, fed = softmax_regression(), federation(RAGGED)
+    theta, store = shared(), Store.of(fed)
+    blocks = Blocks.cut(*fed.rows("train"))
+    found = outcomes(model, 30 * theta, store.x, store.y, blocks, (1.0, 0.5, 3.0))
+    assert found.tempered is not None
+    np.testing.assert_allclose(found.tempered[:, 0], found.likely, rtol=1e-5)
+    for column, T in zip(found.tempered.T, (1.0, 0.5, 3.0), strict=True):
+        divided = outcomes(model, (30 / T) * theta, store.x, store.y, blocks)
+        np.testing.assert_allclose(column, divided.likely, rtol=1e-4)
+
+
+def test_a_model_that_is_too_certain_or_too_uncertain_is_judged_like_the_calibrated_one():
+    """Dividing all scores of a model by a temperature changes no decision, and no judgement."""
+    rng = np.random.default_rng(3)
+    z, owner = rng.normal(size=(400, 3)), rng.integers(0, 5, 400)
+    label = np.array([rng.choice(3, p=p) for p in np.exp(z) / np.exp(z).sum(1, keepdims=True)])
+
+    def at_temperatures(z: np.ndarray) -> np.ndarray:
+        each = z[:, None, :] / np.array(TEMPERATURES)[:, None]
+        each = np.exp(each) / np.exp(each).sum(axis=2, keepdims=True)
+        return row_score(Outcomes(np.ones(400, bool), each[:, 0, 0], tempered=each[np.arange(400), :, label]))
+
+    wrong = [factor * z for factor in (1.0, 2 ** (4 / 3), 2 ** (-5 / 3))]
+    judged = calibrated(np.stack([at_temperatures(z) for z in wrong], axis=1), owner, 5, pooled=100.0)
+    np.testing.assert_allclose(judged[:, 1], judged[:, 0], rtol=1e-9)
+    np.testing.assert_allclose(judged[:, 2], judged[:, 0], rtol=1e-9)
+    least = np.log(np.maximum(np.exp(z) / np.exp(z).sum(1, keepdims=True), 0.01))[np.arange(400), label]
+    assert judged[:, 0].mean() >= least.mean() - 1e-12  # temperature 1 is among them
 
 
 def test_a_single_row_decides_nothing():

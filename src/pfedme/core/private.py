@@ -111,7 +111,9 @@ class PrivateLoss:
 
     def at(self, k: jax.typing.ArrayLike) -> PrivateLoss:
         """The same loss for use number k of the batch, with noise of its own."""
-        return dataclasses.replace(self, batch=dataclasses.replace(self.batch, key=key_of_use(self.batch.key, k)))
+        return dataclasses.replace(
+            self, batch=dataclasses.replace(self.batch, key=key_of_use(self.batch.key, k))
+        )
 
     def grad(self, theta: Params) -> Params:
         """(1/B) (Σ clip_c(∇ℓ_j(θ)) + N(0, z²c²I)) + l2 θ."""

@@ -43,6 +43,10 @@ LEAST_LIKELY = 0.01
 """Smaller probabilities are raised to this when clients choose."""
 
 
+TEMPERATURES = tuple(2.0 ** (k / 3) for k in sorted(range(-6, 7), key=abs))
+"""What the scores of classes may be divided by before they are judged, the most usual first."""
+
+
 @record
 class Personalize:
     """How clients find their own models."""
@@ -169,10 +173,29 @@ def choose(
 def row_score(found: Outcomes) -> np.ndarray:
     """The score by which a model is chosen, row by row: the logarithm of the probability of the label, which
     is at least LEAST_LIKELY so that one row cannot decide; for a quantity −½ (z − y)², with the same limit.
+    If the outcomes are those at several temperatures, there is a column for each.
 
     Unlike accuracy, or the probability itself, it is highest for the true probabilities of rare labels too.
     """
-    return np.log(np.maximum(np.nan_to_num(found.likely), LEAST_LIKELY))  # NaN: a model that diverged
+    likely = found.likely if found.tempered is None else found.tempered
+    return np.log(np.maximum(np.nan_to_num(likely), LEAST_LIKELY))  # NaN: a model that diverged
+
+
+def calibrated(score: np.ndarray, owner: np.ndarray, clients: int, pooled: float) -> np.ndarray:
+    """The score of each candidate (second axis) on each row (first), at the temperature (last axis) that has
+    the best mean over clients, weighted as in `choose`.
+
+    Averages of networks give probabilities that are too even, and networks fitted to few rows such that are
+    too certain; which label is the most probable depends on neither.
+
+    >>> score = np.log([[[0.6, 0.9], [0.5, 0.5]], [[0.6, 0.8], [0.3, 0.1]]])  # 2 rows, candidates, temperatures
+    >>> np.exp(calibrated(score, np.zeros(2, int), 1, pooled=0.0))
+    array([[0.9, 0.5],
+           [0.8, 0.3]])
+    """
+    trust = 1 / (np.bincount(owner, minlength=clients) + pooled)[owner]
+    best = np.argmax(np.einsum("r,rct->ct", trust, score), axis=1)
+    return np.take_along_axis(score, best[None, :, None], axis=2)[:, :, 0].astype(np.float64)
 
 
 def personalize(
@@ -192,7 +215,8 @@ def personalize(
 
     The models of `lines`, the most shared first, and those that `alone(federation)` trains for its clients on
     their own, stacked, are trained again for each part of the rows, so that they have not seen those that
-    judge them. There are paths with label frequencies if the model has a bias for each class and the first
+    judge them. If the scores of all clients count, each candidate is judged at the temperature that suits all
+    of them best. There are paths with label frequencies if the model has a bias for each class and the first
     line knows π. Test rows are read once, after all choices. The metric on them is `measure` (accuracy or R²
     if None), for the class `positive` (the federation's if None); clients choose by `row_score` in any case.
     """
@@ -200,6 +224,7 @@ def personalize(
     key = jax.random.key(seed)
     few = np.flatnonzero(federation.n_train < how.small)
     folds = how.folds if len(few) else 1
+    temperatures = TEMPERATURES if federation.classes and how.pooled else ()
     owners, scores = [], []
     for fold in range(folds):
         watch("choice", fold, folds + 1)
@@ -208,12 +233,14 @@ def personalize(
         blocks = Blocks.cut(*(a[who] for a in part.rows("validation")))
         starts, offered = _started(how, model, part, lines, alone, given)
         own = jax.random.fold_in(key, fold)
-        found = lambda_path(model, part, starts, offered, own, who, blocks, eta, how.B)
+        found = lambda_path(model, part, starts, offered, own, who, blocks, eta, how.B, temperatures)
         judged = [row_score(outcome) for outcome, _ in found]
         scores.append(np.stack(judged, axis=1))
         owners.append(who[blocks.owner()])
     watch("models", folds, folds + 1)
     owner, every = np.concatenate(owners), np.concatenate(scores)
+    if temperatures:
+        every = calibrated(every, owner, federation.clients, how.pooled)
     choice = choose(every, owner, federation.clients, how.caution, how.pooled)
     joined = choose(every[:, :-1], owner, federation.clients, how.caution, how.pooled)
     count = np.bincount(owner, minlength=federation.clients)[:, None]

@@ -253,20 +253,29 @@ class Outcomes(NamedTuple):
     """The probability that the model gives to the label."""
     finite: bool = True
     """Whether the loss on every row is finite."""
+    tempered: np.ndarray | None = None
+    """The same probability after the scores are divided by each of several temperatures, a column each."""
 
 
-def outcomes(model: Model, theta: Params, x: jax.Array, y: jax.Array, blocks: Blocks) -> Outcomes:
+def outcomes(
+    model: Model, theta: Params, x: jax.Array, y: jax.Array, blocks: Blocks,
+    temperatures: tuple[float, ...] = (),
+) -> Outcomes:  # fmt: skip
     """The results of θ, as in `score`, on each row, in the order of the blocks."""
     if not len(blocks.client):
-        return Outcomes(np.zeros(0, bool), np.zeros(0))
-    right, loss = _of_blocks(model, theta, x, y, blocks, each_row=True, scores=False)
+        none = np.zeros((0, len(temperatures)), np.float32) if temperatures else None
+        return Outcomes(np.zeros(0, bool), np.zeros(0), tempered=none)
+    right, loss, *more = _of_blocks(
+        model, theta, x, y, blocks, each_row=True, scores=False, temperatures=temperatures
+    )
     own = blocks.own(len(x))
     loss = loss[own].astype(np.float64)
-    return Outcomes(right[own], np.exp(-loss), bool(np.isfinite(loss).all()))
+    tempered = np.exp(-more[0].swapaxes(1, 2)[own]) if more else None
+    return Outcomes(right[own], np.exp(-loss), bool(np.isfinite(loss).all()), tempered)
 
 
 def _of_blocks(
-    model: Model, theta: Params, x: jax.Array, y: jax.Array, blocks: Blocks, **wanted: bool
+    model: Model, theta: Params, x: jax.Array, y: jax.Array, blocks: Blocks, **wanted: Any
 ) -> tuple[np.ndarray, ...]:
     """What `_block_sums` returns, for each block."""
     work, place = blocks.work(len(x))
@@ -274,7 +283,7 @@ def _of_blocks(
     return tuple(read(a)[place] for a in _block_sums(model, theta, x, y, work, offset, **wanted))
 
 
-@partial(jax.jit, static_argnames=("each_row", "scores"))
+@partial(jax.jit, static_argnames=("each_row", "scores", "temperatures"))
 def _block_sums(
     model: Model,
     theta: Params,
@@ -285,9 +294,10 @@ def _block_sums(
     *,
     each_row: bool,
     scores: bool,
+    temperatures: tuple[float, ...] = (),
 ) -> tuple[jax.Array, ...]:
     """Correct predictions and summed losses of each block, or of each row of each block; with `scores`, also
-    the model's outputs for every row."""
+    the model's outputs for every row, and with `temperatures` every row's losses at each of them."""
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     shared_model = jax.tree.leaves(shapes)[0].ndim == jax.tree.leaves(theta)[0].ndim
     length = min(len(offset), len(x))
@@ -305,6 +315,8 @@ def _block_sums(
             hit = is_first_largest(z, labels) & own if model.classes != 0 else jnp.full(length, jnp.nan)
             loss = jnp.where(own, model.losses(z, labels), 0)
             found = (hit, loss) if each_row else (jnp.sum(hit), jnp.sum(loss))
+            if temperatures:
+                found = (*found, jnp.stack([model.losses(z / T, labels) for T in temperatures]))
             return (*found, z) if scores else found
 
         return lax.map(one, blocks)

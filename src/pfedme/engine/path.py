@@ -40,6 +40,7 @@ def lambda_path(
     blocks: Blocks,
     eta: np.ndarray,
     B: int,
+    temperatures: tuple[float, ...] = (),
 ) -> Iterator[tuple[Outcomes, Params]]:
     """The models of clients `who`, stacked, one candidate after another, and their outcomes on the clients'
     rows in `blocks`. `starts` has the models of all clients in which each line begins, and `eta` the sizes of
@@ -59,7 +60,7 @@ def lambda_path(
             )  # fmt: skip
         theta = reached[line]
         models = theta if len(items) == len(who) else theta[: len(who)]
-        yield outcomes(model, models, store.x, store.y, blocks), models
+        yield outcomes(model, models, store.x, store.y, blocks, temperatures), models
 
 
 @partial(jax.jit, static_argnames="B")

@@ -28,7 +28,7 @@ from pfedme.training.pilot import pilot
 
 NEWCOMER_ROWS = (5, 20, 100, 400)
 """Numbers of training rows that newcomers are given."""
-MENU = 5
+MENU = 6
 """To be raised when clients choose from other models, or in another way: all units are measured again."""
 NAMING = 1
 """To be raised when kinds of difference are named in another way: all are named again."""
