@@ -13,11 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from pfedme.core import private_prox
 from pfedme.core.models import Convolutional, Model, Network
 from pfedme.core.noise import normal, words_of
 from pfedme.core.private import Batch, Private, PrivateLoss, poisson_thresholds
 from pfedme.core.problem import ALL_ROWS, Problem
-from pfedme.core.prox import prox
+from pfedme.core.prox import descend, prox
 from pfedme.core.tree import Params
 from pfedme.errors import InputError
 from pfedme.privacy.rows import picks, rate, room
@@ -44,7 +45,7 @@ def private(clip: float, noise: float, B: int, n: int, most: int | None = None) 
 
 def problem(model: Model, n: int, own: Private | None, seed: int = 0, scale: float = 1.0) -> Problem:
     rng = np.random.default_rng(seed)
-    x = jnp.asarray(scale * rng.normal(size=(n, 6)), jnp.float32)
+    x = jnp.asarray(scale * rng.normal(size=(n, getattr(model, "features", 6))), jnp.float32)
     y = rng.normal(size=n).astype(np.float32) if model.classes == 0 else rng.integers(0, 3, n)
     zero = jnp.int32(0)
     return Problem(model, x, jnp.asarray(y), zero, jnp.int32(n), zero, zero, n, "random", own)
@@ -238,6 +239,63 @@ def test_inner_steps_of_the_prox_use_fresh_noise_each():
 
     made = np.asarray(jax.jit(jax.vmap(moved))(jax.random.split(jax.random.key(2), 4000)), np.float64)
     assert made.var() == pytest.approx(K / 30**2, rel=0.05)
+
+
+WIDE = {
+    "mlr": Network(features=30, classes=3, l2=0.1),
+    "dnn": Network(features=30, classes=3, hidden=(5, 4), l2=0.1),
+    "regression": Network(features=30, classes=0),
+}
+
+
+@pytest.mark.parametrize("name", WIDE)
+@pytest.mark.parametrize(("alpha", "K"), [(0.1, 1), (0.1, 5), (1 / 2.1, 3)])
+def test_inner_steps_in_the_space_of_the_batch_are_the_plain_ones(name: str, alpha: float, K: int):
+    """Without noise, with clipping, also where 1 − α(λ + l2) is 0."""
+    model = WIDE[name]
+    p = problem(model, 40, private(0.5, 0.0, 8, 40))
+    w, start = (model.init(jax.random.key(k)) for k in range(2))
+    for key in jax.random.split(jax.random.key(5), 4):
+        loss = p.loss(p.draw(key, 8))
+        assert private_prox.covers(loss)
+        want = descend(loss, w, start, 2.0, alpha, K, None, "gradient").theta.ravel()
+        got = prox(loss, w, start, lam=2.0, alpha=alpha, K=K).theta.ravel()
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6)
+
+
+def test_noise_of_inner_steps_has_the_closed_form_of_a_quadratic():
+    """θ ← M θ + α λ w + α Xᵀy/B − α (zc/B) E_k with M = (1 − αλ) I − (α/B) XᵀX, so that θ_K is normal, with
+    covariance (α zc/B)² Σ_k M^{2(K−1−k)}. Two of the rows are alike, so that X Xᵀ is singular."""
+    model, n, K, alpha, lam, z = Network(features=12, classes=0), 10, 5, 0.4, 0.5, 1.5
+    p = problem(model, n, private(100.0, z, n, n), scale=0.5)
+    p = dataclasses.replace(p, x=p.x.at[3].set(p.x[7]))
+    w = model.init(jax.random.key(0))
+    loss = p.loss(p.draw(jax.random.key(1), n))
+    assert private_prox.covers(loss)
+
+    @jax.jit
+    @jax.vmap
+    def steps(words: jax.Array) -> jax.Array:
+        own = dataclasses.replace(loss, batch=dataclasses.replace(loss.batch, key=words))
+        return prox(own, w, w, lam=lam, alpha=alpha, K=K).theta.ravel()
+
+    draws = 40_000
+    keys = jax.vmap(words_of)(jax.random.split(jax.random.key(2), draws))
+    made = np.asarray(steps(keys), np.float64)
+
+    x = np.column_stack([np.asarray(p.x, np.float64), np.ones(n)])
+    M = (1 - alpha * lam) * np.eye(13) - alpha / n * x.T @ x
+    centre = np.asarray(w.ravel(), np.float64)
+    mean = centre
+    for _ in range(K):
+        mean = M @ mean + alpha * lam * centre + alpha / n * x.T @ np.asarray(p.y, np.float64)
+    powers = [np.linalg.matrix_power(M, 2 * k) for k in range(K)]
+    covariance = (alpha * z * 100.0 / n) ** 2 * np.sum(powers, axis=0)
+    error = np.sqrt(np.diag(covariance) / draws)
+    assert np.abs((made.mean(axis=0) - mean) / error).max() < 4.5
+    found, of = np.cov(made.T), np.sqrt(np.diag(covariance))
+    scaled = (found - covariance) / np.outer(of, of)
+    assert np.abs(scaled).max() < 4.5 * np.sqrt(2 / draws)
 
 
 def test_without_noise_and_clipping_all_rows_give_the_plain_gradient():

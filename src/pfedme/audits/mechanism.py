@@ -25,8 +25,9 @@ from scipy.stats import binom, chi2, norm
 
 from pfedme.audits.onerun import Bound, bound
 from pfedme.core.models import Network
-from pfedme.core.private import Batch
+from pfedme.core.private import Batch, PrivateLoss
 from pfedme.core.problem import Problem
+from pfedme.core.prox import prox
 from pfedme.core.tree import Params, record
 from pfedme.engine.exchange import first_model
 from pfedme.engine.simulate import Simulation
@@ -41,6 +42,8 @@ DRAWS = 200
 """Mini-batches that are drawn for each client."""
 ENORMOUS = 1e4
 """By how much the inputs of rows are multiplied to see whether their gradients are clipped."""
+SHORT = 1e-5
+"""The size of steps in which gradients hardly change."""
 ROWS = 32
 """Rows of each client whose contribution is measured."""
 CANARIES = 1000
@@ -142,18 +145,28 @@ class Mechanism:
         uses of a mini-batch, in which nothing but the noise differs, divided by √2."""
         keys = self.keys(release, self.repeats, key)
         unit = math.sqrt(2) * release.noise * release.clip / self.size(release)
-        return np.asarray(_differences(release.problem, self.theta, keys, self.B), np.float64) / unit
+        found = _differences(release.problem, self.theta, keys, self.B, self.gradients)
+        return np.sqrt(self.gradients) * np.asarray(found, np.float64) / unit
 
 
-@partial(jax.jit, static_argnames="B")
-def _differences(problem: Problem, theta: Params, keys: jax.Array, B: int) -> jax.Array:
+@partial(jax.jit, static_argnames=("B", "K"))
+def _differences(problem: Problem, theta: Params, keys: jax.Array, B: int, K: int) -> jax.Array:
     """How two private gradients on the same mini-batch differ, for each key."""
 
     def difference(key: jax.Array) -> jax.Array:
         loss = problem.loss(problem.draw(key, B))
-        return (loss.at(0).grad(theta) - loss.at(1).grad(theta)).ravel()
+        first, second = (_gradient(loss.at(k), theta, K, SHORT) for k in range(2))
+        return (first - second).ravel()
 
     return lax.map(difference, keys)
+
+
+def _gradient(loss: PrivateLoss, theta: Params, K: int, alpha: float) -> Params:
+    """A private gradient; if the algorithm takes K of them on a mini-batch, the mean of those in a proximal
+    step, which makes their noise in a way of its own."""
+    if K == 1:
+        return loss.grad(theta)
+    return (1 / (alpha * K)) * (theta - prox(loss, theta, theta, lam=0.0, alpha=alpha, K=K).theta)
 
 
 def claimed_noise(plan: RowPlan, i: int) -> float:
@@ -218,7 +231,9 @@ def rows_are_clipped(mechanism: Mechanism) -> Check:
     for release in mechanism.releases:
         rows = jnp.asarray(np.linspace(0, int(release.problem.count) - 1, ROWS).astype(np.int32))
         size, key = jnp.float32(mechanism.size(release)), mechanism.key
-        found = _largest_contribution(release.problem, mechanism.theta, rows, size, key, mechanism.B)
+        found = _largest_contribution(
+            release.problem, mechanism.theta, rows, size, key, mechanism.B, mechanism.gradients
+        )
         values[release.name] = float(np.nan_to_num(found, nan=np.inf)) / release.clip
     name = max(values, key=lambda name: values[name])
     return Check(
@@ -227,9 +242,9 @@ def rows_are_clipped(mechanism: Mechanism) -> Check:
     )  # fmt: skip
 
 
-@partial(jax.jit, static_argnames="B")
+@partial(jax.jit, static_argnames=("B", "K"))
 def _largest_contribution(
-    problem: Problem, theta: Params, rows: jax.Array, size: jax.Array, key: jax.Array, B: int
+    problem: Problem, theta: Params, rows: jax.Array, size: jax.Array, key: jax.Array, B: int, K: int
 ) -> jax.Array:
     """The largest change of B g by one of these rows, if it is alone in a mini-batch."""
     private, some = problem.private, problem.draw(key, B)
@@ -244,7 +259,7 @@ def _largest_contribution(
         def gradient(number: int) -> Params:
             used = jnp.arange(private.most) < number
             batch = dataclasses.replace(some, rows=picked, used=used, number=jnp.int32(1))
-            return dataclasses.replace(enormous.loss(batch), private=quiet).grad(theta)
+            return _gradient(dataclasses.replace(enormous.loss(batch), private=quiet), theta, K, 1.0)
 
         difference = gradient(1) - gradient(0)
         return size * jnp.sqrt(difference @ difference)

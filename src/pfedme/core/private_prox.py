@@ -1,24 +1,27 @@
 """The proximal step with private gradients, in the space of the mini-batch.
 
-K steps θ ← θ − α (g_k + λ (θ − w)) use one batch X, where g_k has noise N(0, (zc/B)² I) of its own. Noise leaves
-the span of w, the starting point and the rows of X, but only its part in that span matters before the end. With
-ρ = 1 − α(λ + l2), σ = αzc/B, the noise E_k of step k, and a column of ones in X, the first layer is
+K steps θ ← θ − α (g_k + λ (θ − w)) use one batch X, where g_k has noise N(0, (zc/B)² I) of its own. Noise
+leaves the span of w, the starting point and the rows of X, but only its part in that span matters before
+the end. With ρ = 1 − α(λ + l2), σ = αzc/B, noise E_k in step k, and a column of ones in X, the first layer is
 
-    A_k = p_k A_w + s_k A_0 + C_k X − σ Σ_{l<k} ρ^{k−1−l} E_l,    and the scores need A_k Xᵀ alone.
+    A_k = p_k A_w + s_k A_0 + C_k X − σ Σ_{l<k} ρ^{k−1−l} E_l,
 
-So what has to be drawn is S = Σ_k a_k E_k with a_k = ρ^{K−1−k}, which is ‖a‖ times one standard normal array,
-and F_k = E_k Xᵀ for k < K − 1, given S Xᵀ. Given F_0 ... F_{k−1}, F_k is normal with
+and scores need A_k Xᵀ alone. So what has to be drawn is S = Σ_k a_k E_k with a_k = ρ^{K−1−k}, which is ‖a‖
+times one standard normal array, and F_k = E_k Xᵀ for k < K − 1, given S Xᵀ. Given F_0 ... F_{k−1}, each row
+of F_k is normal with
 
-    mean  (a_k / r_k) (S Xᵀ − Σ_{l<k} a_l F_l),  covariance  (1 − a_k²/r_k) X Xᵀ in each row,   r_k = Σ_{l≥k} a_l².
+    mean        (a_k / r_k) (S Xᵀ − Σ_{l<k} a_l F_l),       r_k = Σ_{l≥k} a_l²,
+    covariance  (1 − a_k² / r_k) X Xᵀ.
 
-This is the same distribution as that of K separate arrays of noise, for the price of one. X Xᵀ can be singular;
-so that it has a Cholesky factor, each row's score gets further noise of its own, which is a hundredth as large.
-It is independent of the other rows and of the E_k, so for any value of it a row adds at most c to each sum, and
-what is promised does not change.
+This is the same distribution as that of K separate arrays of noise, for the price of one. X Xᵀ can be
+singular; so that it has a Cholesky factor, each row's score gets further noise of its own, a hundredth as
+large. That is independent of the other rows and of the E_k: whatever it is, a row adds at most c to each
+sum, and what is promised does not change.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -77,32 +80,53 @@ def _steps(
     rho = jnp.asarray(1 - alpha * (lam + model.l2), dtype)
     a = jnp.cumprod(jnp.ones(K, dtype).at[1:].set(rho))[::-1]
     tail = jnp.cumsum((a**2)[::-1])[::-1]
-    first_of = jnp.sqrt(tail[0])
-    # Noise is made in a loop of its own: XLA does not vectorise it together with other arithmetic.
-    E, e = lax.optimization_barrier(normal_like(key_of_use(batch.key, K), Params([(W, b)]))).tree[0]
-    total = first_of * (E @ x.T + e[:, None])  # S Xᵀ
+    mean, spread = a / tail, jnp.sqrt(jnp.maximum(1 - a**2 / tail, 0))
+    # Noise is made in loops of its own: XLA does not vectorise it together with other arithmetic.
+    keys = jax.vmap(partial(key_of_use, batch.key))(jnp.arange(K))
+    every = lax.optimization_barrier(normal_like(key_of_use(batch.key, K), Params([(W, b)])))
+    E, e = every.tree[0]
+    noise = lax.optimization_barrier(jax.vmap(lambda key: normal_like(key, Params([z_w, *w_rest])))(keys))
+    total = jnp.sqrt(tail[0]) * (E @ x.T + e[:, None])  # S Xᵀ
     length = jnp.sqrt(norms)
-    factor = jnp.linalg.cholesky(gram / (length[:, None] * length) + RIDGE * jnp.eye(size, dtype=dtype))
-    factor = length[:, None] * factor
+    correlation = gram / (length[:, None] * length)
+    factor = length[:, None] * cholesky(correlation + RIDGE * jnp.eye(size, dtype=dtype))
+    drawn, *others = noise.tree
+    drawn = spread[:, None, None] * jnp.einsum("khm,nm->khn", drawn, factor)
+    each = share * deviation * Params(others)
 
-    def step(k: jax.Array, at: Any) -> Any:
+    def step(at: Any, now: Any) -> tuple[Any, None]:
         p, s, C, noise, rest = at
+        a, mean, drawn, e = now
         z = p * z_w + s * z_0 + C @ gram - alpha * share * deviation * noise
         G, sums = clipped_slopes(model, rest.tree, z, norms, y, used, private.clip)
-        drawn, *others = normal_like(key_of_use(batch.key, k), Params([z, *w_rest])).tree
-        drawn = drawn @ factor.T
-        before = rho * a[k] * noise  # Σ_{l<k} a_l F_l, as noise is Σ_{l<k} ρ^{k−1−l} F_l
-        F = a[k] / tail[k] * (total - before) + jnp.sqrt(jnp.maximum(1 - a[k] ** 2 / tail[k], 0)) * drawn
-        slope = share * (Params(sums) + deviation * Params(others))
-        rest = rho * rest - alpha * slope + alpha * lam * Params(w_rest)
-        return rho * p + alpha * lam, rho * s, rho * C - alpha * share * G, rho * noise + F, rest
+        # Σ_{l<k} a_l F_l is ρ a_k times `noise`, which is Σ_{l<k} ρ^{k−1−l} F_l.
+        F = mean * (total - rho * a * noise) + drawn
+        rest = rho * rest - alpha * (share * Params(sums) + e) + alpha * lam * Params(w_rest)
+        return (rho * p + alpha * lam, rho * s, rho * C - alpha * share * G, rho * noise + F, rest), None
 
     one, zero = jnp.ones((), dtype), jnp.zeros((), dtype)
     begin = (zero, one, jnp.zeros_like(z_0), jnp.zeros_like(z_0), Params(rest))
-    p, s, C, _, rest = lax.fori_loop(0, K, step, begin, unroll=min(K, 5))
-    scale = alpha * share * deviation * first_of
+    (p, s, C, _, rest), _ = lax.scan(step, begin, (a, mean, drawn, each))
+    scale = alpha * share * deviation * jnp.sqrt(tail[0])
     first = (
         p * W + s * W_0 + C @ x - scale * E,
         p * b + s * b_0 + jnp.sum(C, axis=1) - scale * e,
     )
     return Params([first, *rest.tree])
+
+
+def cholesky(A: jax.Array) -> jax.Array:
+    """L with L Lᵀ = A, column by column. For such small matrices it is as fast as LAPACK's, which has brought
+    programs on several devices to a halt.
+
+    >>> cholesky(jnp.array([[4.0, 2.0], [2.0, 10.0]]))
+    Array([[2., 0.],
+           [1., 3.]], dtype=float32)
+    """
+    at = jnp.arange(len(A))
+
+    def column(j: jax.Array, L: jax.Array) -> jax.Array:
+        rest = A[:, j] - L @ L[j]
+        return L.at[:, j].set(jnp.where(at >= j, rest, 0) / jnp.sqrt(rest[j]))
+
+    return lax.fori_loop(0, len(A), column, jnp.zeros_like(A))

@@ -188,7 +188,7 @@ def calibrated(score: np.ndarray, owner: np.ndarray, clients: int, pooled: float
     Averages of networks give probabilities that are too even, and networks fitted to few rows such that are
     too certain; which label is the most probable depends on neither.
 
-    >>> score = np.log([[[0.6, 0.9], [0.5, 0.5]], [[0.6, 0.8], [0.3, 0.1]]])  # 2 rows, candidates, temperatures
+    >>> score = np.log([[[0.6, 0.9], [0.5, 0.5]], [[0.6, 0.8], [0.3, 0.1]]])  # 2 of each
     >>> np.exp(calibrated(score, np.zeros(2, int), 1, pooled=0.0))
     array([[0.9, 0.5],
            [0.8, 0.3]])

@@ -26,7 +26,7 @@ from pfedme.core.private_mean import PrivateMean
 from pfedme.core.tree import Params
 from pfedme.data.federation import Federation, Part
 from pfedme.engine.cohorts import check_cohort, draw_cohort, draw_poisson, evaluated_clients
-from pfedme.engine.devices import over_devices, padded, read, replicate
+from pfedme.engine.devices import Compiled, over_devices, padded, read, replicate
 from pfedme.engine.evaluation import Evaluation
 from pfedme.engine.exchange import first_model, first_server, first_state, server_key
 from pfedme.engine.metrics import Blocks, Scores, Spread, score
@@ -297,7 +297,7 @@ def advance(
     ]
 
 
-@partial(jax.jit, static_argnames="cohort")
+@partial(Compiled, static_argnames="cohort")
 def _advance(
     store: Store,
     jobs: tuple[Job, ...],
@@ -365,7 +365,7 @@ def _of(run: Any, tree: T) -> T:
     return jax.tree.map(lambda leaf: leaf[run], tree)
 
 
-@jax.jit
+@Compiled
 def _update(store: Store, job: Job, state: State, who: jax.Array, route: Route | None) -> Update:
     jobs, states, run = _stacked([job]), _stacked([state]), jnp.zeros_like(who)
     return _each("client_update", store, jobs, states, run, who, route and route.at(0))
@@ -376,7 +376,7 @@ def _own_key(key: jax.Array, t: Any, id: jax.Array) -> jax.Array:
     return jax.random.fold_in(jax.random.fold_in(key, t), id)
 
 
-@jax.jit
+@Compiled
 def _reply(store: Store, job: Job, t: jax.Array, sent: Any, own: Any) -> Update:
     algorithm, key = job.algorithm, _own_key(job.key, t, store.ids[0])
     problem = store.problem(job.model, 0, t, algorithm.batches, _of(0, job.private))
@@ -384,14 +384,14 @@ def _reply(store: Store, job: Job, t: jax.Array, sent: Any, own: Any) -> Update:
     return update._replace(upload=algorithm.encoded(key, update.upload))
 
 
-@jax.jit
+@Compiled
 def _reply_models(store: Store, job: Job, t: jax.Array, sent: Any, own: Any) -> Any:
     problem = store.problem(job.model, 0, t, job.algorithm.batches, _of(0, job.private))
     made = job.algorithm.answer(_own_key(job.key, t, store.ids[0]), problem, sent, own)
     return jax.tree.map(lambda a: a[None], made)
 
 
-@jax.jit
+@Compiled
 def _answer(store: Store, job: Job, state: State, who: jax.Array, route: Route | None) -> Any:
     jobs, states, run = _stacked([job]), _stacked([state]), jnp.zeros_like(who)
     return _each("answer", store, jobs, states, run, who, route and route.at(0))
