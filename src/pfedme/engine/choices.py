@@ -224,7 +224,8 @@ def personalize(
     key = jax.random.key(seed)
     few = np.flatnonzero(federation.n_train < how.small)
     folds = how.folds if len(few) else 1
-    temperatures = TEMPERATURES if federation.classes and how.pooled else ()
+    several = how.pooled > 0 and federation.clients > 1
+    temperatures = TEMPERATURES if federation.classes and several else ()
     owners, scores = [], []
     for fold in range(folds):
         watch("choice", fold, folds + 1)

@@ -11,7 +11,7 @@ import contextlib
 import os
 import warnings
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any, TypeVar
 
 import jax
@@ -61,9 +61,10 @@ class Compiled:
     """`jax.jit` of a function of clients' work. If gradients are private, its vectors are as wide as the
     CPU's, with which noise takes half as long; other programs gain nothing from that."""
 
-    def __init__(self, f: Callable[..., Any], **static: str) -> None:
+    def __init__(self, f: Callable[..., Any], static_argnames: tuple[str, ...] = ()) -> None:
         wide = {"xla_cpu_prefer_vector_width": 512}
-        self.programs = jax.jit(f, **static), jax.jit(f, **static, compiler_options=wide)
+        jitted = partial(jax.jit, f, static_argnames=static_argnames)
+        self.programs = jitted(), jitted(compiler_options=wide)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         parts = jax.tree.leaves(args, is_leaf=lambda part: isinstance(part, Private))

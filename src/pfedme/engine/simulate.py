@@ -297,7 +297,7 @@ def advance(
     ]
 
 
-@partial(Compiled, static_argnames="cohort")
+@partial(Compiled, static_argnames=("cohort",))
 def _advance(
     store: Store,
     jobs: tuple[Job, ...],
