@@ -34,7 +34,7 @@ from pfedme.privacy.units import Clients, Rows
 from pfedme.runs.clients_file import clients_csv
 from pfedme.runs.environment import environment
 from pfedme.runs.folder import Folder, models_file
-from pfedme.runs.ledger import ledger_csv
+from pfedme.runs.ledger import Part, ledger_csv
 from pfedme.runs.run import Run
 
 LEDGER = "ledger.csv"
@@ -73,7 +73,7 @@ class DeploymentRecord:
             data=Deployed(clients=len(names), label=agreed.schema.label if agreed else ""),
             model=plan.model.with_defaults(agreed.schema.features) if agreed else plan.model,
             rounds=plan.rounds,
-            cohort=min(plan.cohort or 10, len(names)) if names else plan.cohort,
+            cohort=min(plan.cohort or 10, len(agreed.members)) if agreed else plan.cohort,
             seed=plan.seed,
             eval_every=plan.eval_every or plan.rounds,
             eval_clients=len(names) or None,
@@ -121,6 +121,7 @@ class DeploymentRecord:
                 "agreement": progress.agreement.to_json(),
                 "attempt": progress.attempt,
                 "norms": list(progress.norms),
+                "waiting": [dataclasses.asdict(part) for part in progress.waiting],
                 "lates": dict(progress.lates),
                 "counted": dict(progress.counted),
                 "history": list(progress.history),
@@ -151,6 +152,7 @@ class DeploymentRecord:
             agreement=agreement,
             attempt=int(about["attempt"]),
             norms=tuple(about["norms"]),
+            waiting=tuple(Part(**part) for part in about.get("waiting", ())),
             lates=dict(about["lates"]),
             counted=dict(about["counted"]),
             history=tuple(about["history"]),
@@ -160,7 +162,7 @@ class DeploymentRecord:
         """Writes all files of a finished run; its folder is complete once record.json says so."""
         from pfedme.report.figures import curves
 
-        schema, names = progress.agreement.schema, progress.agreement.names
+        schema, names = progress.agreement.schema, progress.agreement.members
         nobody = Federation(
             x=np.zeros((0, schema.features), np.float32), y=np.zeros(0, np.int32), classes=len(schema.labels),
             n_train=np.zeros(0, int), n_test=np.zeros(0, int), ids=np.zeros(0, np.uint32), schema=schema,
