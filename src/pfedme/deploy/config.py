@@ -20,7 +20,7 @@ from pfedme.core.spec import build, field_types, parse, parse_names, to_json
 from pfedme.data.table import joined
 from pfedme.deploy import BUNDLE
 from pfedme.deploy.messages import Words
-from pfedme.deploy.plan import Plan, model_words
+from pfedme.deploy.plan import REGION, Plan, model_words
 from pfedme.errors import InputError, unknown
 from pfedme.privacy.units import Privacy
 
@@ -81,6 +81,12 @@ def plan_of(config: Mapping[str, Any]) -> Plan:
         regions=regions,
         **numbers,
     ).checked()
+
+
+def region_of(config: Mapping[str, Any]) -> Words:
+    """What a region decides for its own clients, in a configuration that describes one."""
+    given = {name: config[key] for name in REGION if config[key := name.replace("_", "-")] != ""}
+    return given | {"regions": parse_names(str(given.get("regions", "")))}
 
 
 def _algorithm(text: str, given: Words) -> Algorithm:

@@ -21,7 +21,9 @@ from pfedme.runs.foreign import name_of
 PORT = 9092
 """The port that clients connect to in Flower's guides, and that firewalls may know."""
 OWN = ("min_clients", "min_replies", "deadline", "max_attempts", "clip", "max_norm_ratio", "join_timeout")
-"""The fields of a plan that only a server with clients elsewhere has."""
+"""The fields of a plan that only a server with clients elsewhere has,"""
+REGION = ("min_clients", "min_replies", "clip", "max_norm_ratio", "regions")
+"""and those that a region decides for its own clients."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

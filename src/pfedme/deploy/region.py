@@ -18,8 +18,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import threading
 import traceback
 from collections.abc import Callable, Mapping
+from multiprocessing.connection import Listener
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +40,13 @@ from pfedme.deploy.judge import Upload
 from pfedme.deploy.log import one_line
 from pfedme.deploy.messages import UNBOUND, Content, Refusal, Words, misfit, sha256
 from pfedme.deploy.plan import Plan, check_sums, offered
+from pfedme.deploy.processes import private_home
 from pfedme.deploy.progress import Progress
 from pfedme.deploy.record import DeploymentRecord, evaluated, note
 from pfedme.deploy.server import Server, by_weight, stacked
 from pfedme.deploy.shared_scores import pooled
+from pfedme.deploy.supervise_client import Link, supervise
+from pfedme.deploy.worker import LINE, answer_all
 from pfedme.errors import InputError, RunError
 from pfedme.files import atomic_write, writing
 
@@ -50,8 +55,8 @@ PLAN = "plan.json"
 SHARE = 0.4
 """The part of the upper server's deadline in which the clients of a region have to come, and again that in
 which they have to answer."""
-OWN = ("min_clients", "min_replies", "clip", "max_norm_ratio", "regions")
-"""The fields of a plan that a region decides for its own clients."""
+LEFT = (PLAN, DONE, REFUSED)
+"""What a run leaves in a region's folder, besides what it leaves in that of every server."""
 
 
 class Members(Server):
@@ -97,8 +102,8 @@ class Region:
         command: str = "pfedme server",
         agreed: Callable[[Server, Progress], None] = lambda *_: None,
     ) -> None:
-        """`own` has the fields in `OWN` that differ from their defaults, and `out` is the region's folder, in
-        which it continues; `agreed` is called before its clients are asked for an upload."""
+        """`own` has the fields in `plan.REGION` that differ from their defaults, and `out` is the region's
+        folder, in which it continues; `agreed` is called before its clients are asked for an upload."""
         self.name, self.channel, self.out, self.command = name, channel, out, command
         self.own, self.least = dict(own), int(own.get("min_clients", Plan.min_clients))
         self.own.pop("min_clients", None)
@@ -252,6 +257,12 @@ class Region:
             atomic_write(self.out / REFUSED, json.dumps(word) + "\n")
         return Content({}, {})
 
+    def stopped(self, why: str) -> None:
+        """Records that the region has lost the upper server, or has been turned away by it."""
+        self.tell(f"Stopped: {why}")
+        if self.server is not None and self.record.folder.status() == "running":
+            self.record.write_record("stopped", self.progress, why)
+
     def _at_round(self, asked: Content) -> tuple[Members, Progress]:
         """The server of the clients and the state before a round, after a check that the region is bound.
 
@@ -281,6 +292,24 @@ class Region:
     def _save(self, progress: Progress) -> None:
         """Writes the state, from which the region can continue."""
         self.progress = self.record.save(progress)
+
+
+def take_part(region: Region, link: Link) -> None:
+    """Answers the upper server until it says that the run is over.
+
+    The connection to it is a process of its own, as a client's is, and hands its messages to this one.
+    """
+    for name in (DONE, REFUSED):
+        (region.out / name).unlink(missing_ok=True)
+    with private_home() as home, Listener(str(home / "line"), "AF_UNIX") as listener:
+
+        def answer() -> None:
+            while True:
+                with contextlib.suppress(OSError, EOFError), listener.accept() as line:
+                    answer_all(line, lambda kind, _, asked: region.reply(kind, asked))
+
+        threading.Thread(target=answer, daemon=True).start()
+        supervise(link, {LINE: str(home / "line")}, region.tell)
 
 
 def _agreement(words: Words, members: Mapping[str, tuple[str, ...]]) -> Agreement:
