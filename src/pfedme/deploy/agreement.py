@@ -130,6 +130,11 @@ class Agreement:
         if not self.members:
             object.__setattr__(self, "members", {name: (name,) for name in self.names})
 
+    @property
+    def clients(self) -> list[str]:
+        """The clients of this server: in a region, only some of those in the agreement."""
+        return sorted(client for clients in self.members.values() for client in clients)
+
     def words(self, plan: Words) -> Words:
         """What clients are bound by under a plan; every message contains the hash of these words."""
         return {"plan": plan, "schema": self.schema.to_json(), "names": list(self.names)}
@@ -173,6 +178,10 @@ class Fitting:
     def sources(self) -> dict[str, str]:
         """Where what each client has told comes from."""
         return {name: source for clients in self.members.values() for name, source in clients.items()}
+
+    def by(self, source: str) -> tuple[str, ...]:
+        """The clients that have told what comes from this source."""
+        return tuple(sorted(name for name, own in self.sources.items() if own == source))
 
     def region(self) -> Words:
         """What a region says for these clients."""
@@ -310,13 +319,9 @@ def agree(said: Mapping[str, Any], regions: Collection[str] = ()) -> Agreement:
         quantities = {who: one.quantity for who, one in told.items() if one.quantity}
         label = _number(example.label, quantities, left_out)
         schema = dataclasses.replace(schema, label_mean=label.mean, label_scale=label.scale)
-    declared, noisy = (
-        tuple(sorted(name for name, own in fit.sources.items() if own == source))
-        for source in (SCHEMA_FILE, NOISY)
-    )
     members = {name: tuple(sorted(clients)) for name, clients in fit.members.items()}
     names = tuple(sorted(fit.sources))
-    return Agreement(schema, names, refused, tuple(left_out), declared, noisy, members)
+    return Agreement(schema, names, refused, tuple(left_out), fit.by(SCHEMA_FILE), fit.by(NOISY), members)
 
 
 def _refuse_inventors(told: dict[str, Told], refused: dict[str, str]) -> None:

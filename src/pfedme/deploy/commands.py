@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pfedme import __version__
-from pfedme.algorithms import Algorithm
-from pfedme.core.models import parse_model
+from pfedme.algorithms import Algorithm, FedAvg
+from pfedme.core.models import MLR, parse_model
 from pfedme.core.spec import build, field_types, parse_names, to_json
 from pfedme.data.table import OPTIONS, Table
 from pfedme.deploy import choosing, ending, keys, supervise_client
@@ -76,8 +76,10 @@ def region_config(args: argparse.Namespace) -> Words:
     else:
         own = keys.client_keys(args.upper_keys.absolute())
         upper |= {"name": own.name, "ca": str(own.ca), "key": str(own.key)}
-    given = {name.replace("_", "-"): getattr(args, name) for name in REGION}
-    return {**{key: v for key, v in given.items() if v is not None}, "upper": json.dumps(upper)}
+    own = {name: getattr(args, name) for name in REGION} | {"regions": parse_names(args.regions)}
+    checked = config_of(Plan(algorithm=FedAvg(), model=MLR(), **own).checked())  # the rest comes from above
+    keys_of_own = [name.replace("_", "-") for name in REGION]
+    return {key: checked[key] for key in keys_of_own if key in checked} | {"upper": json.dumps(upper)}
 
 
 def setup_of(args: argparse.Namespace, config: dict[str, Any], before: Setup | None) -> Setup:

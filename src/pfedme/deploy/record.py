@@ -67,7 +67,7 @@ class DeploymentRecord:
     def run(self, progress: Progress | None) -> Run:
         """The run as it appears in a record."""
         plan, agreed = self.plan, progress.agreement if progress else None
-        names = agreed.names if agreed else ()
+        names = agreed.clients if agreed else ()
         return Run(
             algorithm=plan.algorithm,
             data=Deployed(clients=len(names), label=agreed.schema.label if agreed else ""),
@@ -76,7 +76,7 @@ class DeploymentRecord:
             cohort=min(plan.cohort or 10, len(agreed.members)) if agreed else plan.cohort,
             seed=plan.seed,
             eval_every=plan.eval_every or plan.rounds,
-            eval_clients=len(names) or None,
+            eval_clients=len(agreed.members) if agreed else None,
         )
 
     def write_record(self, status: str, progress: Progress | None, reason: str | None = None) -> None:
@@ -91,7 +91,7 @@ class DeploymentRecord:
             "config": self.run(progress).to_json(),
             "deployment": {
                 **{f.name: getattr(self.plan, f.name) for f in PLAN_NUMBERS},
-                "clients": list(progress.agreement.names) if progress else [],
+                "clients": progress.agreement.clients if progress else [],
                 "refused": progress.agreement.refused if progress else {},
                 "agreed_from": agreed_from(progress.agreement) if progress else {},
                 "privacy": privacy_words(self.plan, progress),
@@ -206,7 +206,7 @@ PLAN_NUMBERS = [f for f in dataclasses.fields(Plan) if f.name not in ("algorithm
 def agreed_from(agreement: Agreement) -> dict[str, str]:
     """Where what each client told for the agreement came from."""
     sources = dict.fromkeys(agreement.declared, SCHEMA_FILE) | dict.fromkeys(agreement.noisy, NOISY)
-    return {name: sources.get(name, FROM_ROWS) for name in agreement.names}
+    return {name: sources.get(name, FROM_ROWS) for name in agreement.clients}
 
 
 def privacy_words(plan: Plan, progress: Progress | None) -> dict[str, Any] | None:

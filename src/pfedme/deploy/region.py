@@ -30,7 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pfedme.algorithms.base import Cohort
-from pfedme.core.tree import Params, to_vectors, vector_shapes
+from pfedme.core.tree import Params, from_vectors, to_vectors, vector_shapes
 from pfedme.data.schema import Schema
 from pfedme.deploy.agreement import Agreement, Fitting, fitting
 from pfedme.deploy.answer import FAILED
@@ -38,7 +38,17 @@ from pfedme.deploy.channel import Channel
 from pfedme.deploy.client import DONE, REFUSED
 from pfedme.deploy.judge import Upload
 from pfedme.deploy.log import one_line
-from pfedme.deploy.messages import UNBOUND, Content, Refusal, Words, misfit, sha256
+from pfedme.deploy.messages import (
+    NOISY,
+    SCHEMA_FILE,
+    SHARED,
+    UNBOUND,
+    Content,
+    Refusal,
+    Words,
+    misfit,
+    sha256,
+)
 from pfedme.deploy.plan import Plan, check_sums, offered
 from pfedme.deploy.processes import private_home
 from pfedme.deploy.progress import Progress
@@ -50,7 +60,7 @@ from pfedme.deploy.worker import LINE, answer_all
 from pfedme.errors import InputError, RunError
 from pfedme.files import atomic_write, writing
 
-PLAN = "plan.json"
+PLAN = "region.json"
 """The file in a region's folder with the plan of the upper server, and its deadline."""
 SHARE = 0.4
 """The part of the upper server's deadline in which the clients of a region have to come, and again that in
@@ -66,12 +76,20 @@ class Members(Server):
     """The arrays of the upper server's message."""
 
     def first_server(self, agreement: Agreement) -> Any:
-        """A region keeps no model."""
+        """A region keeps nothing between rounds that its algorithm knows of."""
         return ()
 
     def shared(self, progress: Progress) -> Params | None:
-        """Nor is any shared model its own."""
-        return None
+        """The shared model as the upper server has sent it, if there is one."""
+        if not (self.plan.algorithm.has_global and self.arrays):
+            return None
+        own = {k.removeprefix(SHARED): a for k, a in self.arrays.items() if k.startswith(SHARED)}
+        model, sent = self.model_for(progress.agreement.schema), self.exchange(progress.agreement).sent
+        return (
+            from_vectors(own, jax.eval_shape(model.init, jax.random.key(0)))
+            if own
+            else (from_vectors(self.arrays, sent))
+        )
 
     def sent(self, progress: Progress, name: str, *, shared: bool = False) -> dict[str, np.ndarray]:
         """What the upper server has sent."""
@@ -114,6 +132,8 @@ class Region:
         """What these have told of their tables."""
         self.progress: Progress | None = None
         """The state of the run, once there is an agreement."""
+        self.told: Mapping[str, Content] = {}
+        """The clients' last replies."""
         self.said = ""
         """The last line about what it waits for."""
         if (out / PLAN).exists():
@@ -189,16 +209,19 @@ class Region:
     def join(self, asked: Content) -> Content:
         """Binds the region's clients to the upper server's agreement."""
         words = asked.words.get("agreement")
-        if not (isinstance(words, dict) and set(words) == {"plan", "schema", "names"}):
+        if not (isinstance(words, dict) and isinstance(words.get("names"), list)):
             raise Refusal("the upper server's agreement cannot be read")
-        server, sha = self._begin(words["plan"], None), sha256(words)
+        server, sha = self._begin(words.get("plan"), None), sha256(words)
         if self.progress is not None and self.progress.agreement.sha256(words["plan"]) == sha:
             server.gathering.bind(self.progress.agreement, server.channel.present())
             return Content({"bound": sha}, {})
         if self.fit is None:
             raise Refusal("it has not told about the tables of its clients since it was restarted")
         members = {name: tuple(sorted(clients)) for name, clients in self.fit.members.items()}
-        agreement = _agreement(words, members)
+        declared = self.fit.by(SCHEMA_FILE), self.fit.by(NOISY)
+        agreement = Agreement(_schema(words), tuple(words["names"]), {}, (), *declared, members)
+        if agreement.words(words["plan"]) != words:
+            raise Refusal("the upper server's agreement cannot be read")
         if lacking := sorted(set(self.fit.sources) - set(agreement.names)):
             raise Refusal(f"the agreement does not include its client '{lacking[0]}'")
         if not server.gathering.accepted(agreement):
@@ -240,10 +263,10 @@ class Region:
         scores = [content.words["scores"] for content in told.values() if "scores" in content.words]
         self._save(progress)
         if last:
+            self.told = told
             self.record.write_record("finished", self.progress)
             with writing(self.out):
                 atomic_write(self.out / DONE, f"{progress.t}\n")
-            self.tell("Finished.")
         return Content({"scores": pooled(scores)} if scores else {}, {})
 
     def refused(self, asked: Content) -> Content:
@@ -256,6 +279,13 @@ class Region:
             word = {"reason": reason, "over": asked.words.get("over") is True}
             atomic_write(self.out / REFUSED, json.dumps(word) + "\n")
         return Content({}, {})
+
+    def close(self) -> None:
+        """Completes the folder of a finished run, after the last reply."""
+        assert self.server is not None
+        assert self.progress is not None
+        self.record.finish(self.server, self.progress, self.told)
+        self.tell("Finished.")
 
     def stopped(self, why: str) -> None:
         """Records that the region has lost the upper server, or has been turned away by it."""
@@ -295,7 +325,7 @@ class Region:
 
 
 def take_part(region: Region, link: Link) -> None:
-    """Answers the upper server until it says that the run is over.
+    """Answers the upper server until the run is over.
 
     The connection to it is a process of its own, as a client's is, and hands its messages to this one.
     """
@@ -310,13 +340,12 @@ def take_part(region: Region, link: Link) -> None:
 
         threading.Thread(target=answer, daemon=True).start()
         supervise(link, {LINE: str(home / "line")}, region.tell)
+    region.close()
 
 
-def _agreement(words: Words, members: Mapping[str, tuple[str, ...]]) -> Agreement:
-    """The upper server's agreement, with the members of this region."""
-    found = None
-    with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
-        found = Agreement(Schema.from_json(words["schema"]), tuple(words["names"]), {}, members=members)
-    if found is None or found.words(words["plan"]) != words:
-        raise Refusal("the upper server's agreement cannot be read")
-    return found
+def _schema(words: Words) -> Schema:
+    """The schema of an agreement."""
+    try:
+        return Schema.from_json(words["schema"])
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise Refusal("the upper server's agreement cannot be read") from None
