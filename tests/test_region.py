@@ -30,7 +30,7 @@ from pfedme.deploy.region import Region
 from pfedme.deploy.server import Server
 from pfedme.errors import InputError
 from pfedme.export import load
-from pfedme.privacy.units import Clients
+from pfedme.privacy.units import Clients, Rows
 
 EAST, WEST = ("anna", "berta"), ("carl", "dora", "emil", "süd")
 ALL = EAST + WEST
@@ -53,8 +53,8 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Some(Room):
     """Some of the clients in the same room as their server."""
 
-    def __init__(self, tables: Path, state: Path, names: Sequence[str]) -> None:
-        super().__init__(tables, state)
+    def __init__(self, tables: Path, state: Path, names: Sequence[str], *, share: bool = True) -> None:
+        super().__init__(tables, state, share=share)
         self.clients = {name: self.clients[name] for name in names}
         for client in self.clients.values():
             client.pins.begin()
@@ -336,6 +336,23 @@ def test_a_region_that_was_lost_and_comes_back_continues(tables: Path, tmp_path:
     regions.between = restarted
     found = carried_out(plan_for(algorithm, 2, **plan), regions, tmp_path / "upper")
     np.testing.assert_array_equal(w_of(found), w_of(one))
+
+
+def test_the_noise_of_clients_passes_through(tables: Path, tmp_path: Path):
+    """With differential privacy of rows, no two runs are equal; w is the mean of what clients have sent."""
+    pytest.importorskip("dp_accounting", reason="pfedme[privacy] is not installed")
+    room = Some(tables, tmp_path / "state", EAST, share=False)
+    (tmp_path / "tree").mkdir()
+    regions = Regions({"e": region("e", room, tmp_path / "tree", 2)})
+    private = Rows(epsilon=3.0, delta=1e-5)
+    plan = plan_for(FedAvg(**QUICK, aggregation="uniform"), 1, rounds=1, regions=("e",), privacy=private)
+    server = Server(plan, regions, print)
+    progress = server.begin()
+    after = server.round(progress)
+    sent = [content.arrays["w"].astype(float) for kind, _, content in room.sent if kind == "train"]
+    assert len(sent) == len(EAST)
+    step = np.asarray(after.server.ravel(), float) - np.asarray(progress.server.ravel(), float)
+    np.testing.assert_allclose(step, np.mean(sent, axis=0), rtol=1e-4, atol=1e-6)
 
 
 def test_a_run_goes_on_without_a_lost_region_if_that_is_enough(tables: Path, tmp_path: Path):

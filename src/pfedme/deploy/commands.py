@@ -76,8 +76,8 @@ def region_config(args: argparse.Namespace) -> Words:
     else:
         own = keys.client_keys(args.upper_keys.absolute())
         upper |= {"name": own.name, "ca": str(own.ca), "key": str(own.key)}
-    own = {name: getattr(args, name) for name in REGION} | {"regions": parse_names(args.regions)}
-    checked = config_of(Plan(algorithm=FedAvg(), model=MLR(), **own).checked())  # the rest comes from above
+    given: Words = {name: getattr(args, name) for name in REGION} | {"regions": parse_names(args.regions)}
+    checked = config_of(Plan(algorithm=FedAvg(), model=MLR(), **given).checked())  # the rest comes from above
     keys_of_own = [name.replace("_", "-") for name in REGION]
     return {key: checked[key] for key in keys_of_own if key in checked} | {"upper": json.dumps(upper)}
 

@@ -92,6 +92,7 @@ class DeploymentRecord:
             "deployment": {
                 **{f.name: getattr(self.plan, f.name) for f in PLAN_NUMBERS},
                 "clients": progress.agreement.clients if progress else [],
+                "members": list(progress.agreement.members) if progress else [],
                 "refused": progress.agreement.refused if progress else {},
                 "agreed_from": agreed_from(progress.agreement) if progress else {},
                 "privacy": privacy_words(self.plan, progress),

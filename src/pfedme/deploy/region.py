@@ -83,13 +83,11 @@ class Members(Server):
         """The shared model as the upper server has sent it, if there is one."""
         if not (self.plan.algorithm.has_global and self.arrays):
             return None
-        own = {k.removeprefix(SHARED): a for k, a in self.arrays.items() if k.startswith(SHARED)}
-        model, sent = self.model_for(progress.agreement.schema), self.exchange(progress.agreement).sent
-        return (
-            from_vectors(own, jax.eval_shape(model.init, jax.random.key(0)))
-            if own
-            else (from_vectors(self.arrays, sent))
-        )
+        apart = {k.removeprefix(SHARED): a for k, a in self.arrays.items() if k.startswith(SHARED)}
+        if not apart:
+            return from_vectors(self.arrays, self.exchange(progress.agreement).sent)
+        model = self.model_for(progress.agreement.schema)
+        return from_vectors(apart, jax.eval_shape(model.init, jax.random.key(0)))
 
     def sent(self, progress: Progress, name: str, *, shared: bool = False) -> dict[str, np.ndarray]:
         """What the upper server has sent."""
@@ -182,9 +180,8 @@ class Region:
         self.record = DeploymentRecord(plan, self.out, self.command)
         self.tell(f"The upper server's plan has the SHA-256 {sha256(words)}.")
         self.progress = self.record.restore(self.server)
-        if self.progress is None:
-            self.record.write_record("running", None)
-        else:
+        self.record.write_record("running", self.progress)
+        if self.progress is not None:
             self.agreed(self.server, self.progress)
         return self.server
 
