@@ -21,7 +21,7 @@ test-all: lint
 
 test-live: $(INSTALLED)
 	$(BIN)/pytest -m '' -s tests/test_live.py tests/test_live_long.py tests/test_live_outside.py tests/test_live_relatives.py \
-	    tests/test_live_choice.py tests/test_live_privacy.py
+	    tests/test_live_choice.py tests/test_live_privacy.py tests/test_live_region.py
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

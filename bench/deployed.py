@@ -1,6 +1,6 @@
 """How many clients a machine holds: memory, processes and seconds per round of a deployed federation.
 
-    python bench/deployed.py [--clients 5 20] [--rounds 6] [--idle 60]
+    python bench/deployed.py [--clients 5 20 40] [--rounds 6] [--idle 60]
 
 The server and all clients run here, with TLS and keys and tiny tables; memory is the sum of the proportional
 set sizes of a program's processes, in which shared pages count once. After some rounds one client is stopped,
@@ -96,6 +96,7 @@ def measure(folder: Path, clients: int, rounds: int, idle: float) -> dict[str, f
         last.close()
         at_work = [memory(tree(pid)) for pid in others]
         server_mib, processes = memory(tree(server)), [len(tree(pid)) for pid in others]
+        server_processes = len(tree(server))
         time.sleep(75)
         before, since = [cpu(tree(pid)) for pid in (server, *others)], time.monotonic()
         time.sleep(idle)
@@ -111,6 +112,7 @@ def measure(folder: Path, clients: int, rounds: int, idle: float) -> dict[str, f
         "clients": clients,
         "round_s": statistics.median(b - a for a, b in itertools.pairwise(times)),
         "server_mib": server_mib,
+        "server_processes": server_processes,
         "client_mib": statistics.mean(at_work),
         "client_idle_mib": statistics.mean(at_rest),
         "client_processes": statistics.median(processes),
@@ -125,7 +127,7 @@ def measure(folder: Path, clients: int, rounds: int, idle: float) -> dict[str, f
 def main() -> None:
     """Measures and prints."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--clients", type=int, nargs="+", default=[5, 20])
+    parser.add_argument("--clients", type=int, nargs="+", default=[5, 20, 40])
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--idle", type=float, default=60)
     parser.add_argument("--print", action="store_true", help="only print the results")

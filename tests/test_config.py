@@ -13,7 +13,7 @@ from pfedme.algorithms.aggregate import Combine
 from pfedme.core.models import DNN, MLR, NormalisedDNN
 from pfedme.core.spec import Positive, field_types, parse
 from pfedme.core.tree import record
-from pfedme.deploy.config import APP, config_of, declared, plan_of, refuse_undeclared
+from pfedme.deploy.config import APP, config_of, declared, plan_of, refuse_undeclared, region_of
 from pfedme.deploy.messages import Words
 from pfedme.deploy.plan import Plan
 from pfedme.errors import InputError
@@ -105,3 +105,12 @@ def test_a_setting_that_would_be_dropped_is_an_error(config: Words, said: str):
 def test_a_run_that_another_version_has_set_up_is_not_begun():
     with pytest.raises(InputError, match=r"'tries'.*another version of pfedme"):
         refuse_undeclared(config_of(Plan(algorithm=FedAvg(), model=MLR())) | {"tries": 3})
+
+
+def test_regions_are_kept_with_any_name():
+    plan = Plan(algorithm=FedAvg(), model=MLR(), regions=("north", "St. Mary's, Leeds"))
+    assert plan_of(declared() | config_of(plan)) == plan
+    own = region_of(declared() | config_of(plan) | {"min-replies": 2, "clip": 0.5})
+    assert own == {
+        "min_clients": 2, "min_replies": 2, "clip": 0.5, "max_norm_ratio": 10.0, "regions": plan.regions
+    }  # fmt: skip

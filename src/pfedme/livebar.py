@@ -124,7 +124,8 @@ class Live:
 class Rounds(Live):
     """Progress over the rounds of a deployed run, and its messages, on standard error."""
 
-    def __init__(self, total: int) -> None:
+    def __init__(self, total: int | None) -> None:
+        """`total` is None if only others know it."""
         super().__init__("rounds", total, Console(stderr=True))
         self.total = total
 

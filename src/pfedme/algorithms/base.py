@@ -156,9 +156,9 @@ class Algorithm:
     """How often it uses rows, if it uses them in gradients on mini-batches that it draws, and nowhere else;
     it can then train with differential privacy of rows. A subclass does not inherit it."""
     averages: ClassVar[bool] = True
-    """Whether the server uses nothing but the mean of the uploads, as `combined` returns it; it can then
-    train with differential privacy of clients. A subclass that defines `server_update` has to say so
-    itself."""
+    """Whether the server uses nothing but the mean of the uploads, as `combined` returns it, and sends the
+    same to all clients; it can then train with differential privacy of clients, and with regions. A subclass
+    that defines `server_update` has to say so itself."""
 
     def __init_subclass__(cls) -> None:
         """A subclass without a `name` is named after its class, and one without `accesses` has none."""

@@ -29,6 +29,7 @@ EXAMPLES = """\
 examples:
   pfedme server --algorithm pfedme --lam 15 --rounds 50 --cohort 5 --min-clients 5 --keys keys --out runs/fed
   pfedme server --resume runs/fed               resumes from the last round
+  pfedme server --upper fed.example.org:9092 --upper-keys north --min-clients 4 --keys keys --out runs/north
   pfedme server --insecure --min-clients 2      a trial on this machine only"""
 
 
@@ -47,6 +48,17 @@ def parser() -> argparse.ArgumentParser:
     add_debug(made)
     add("--algorithm", default="pfedme", help=f"{algorithm_names()} (pfedme)")
     _add_own(made)
+    add("--regions", metavar="NAMES", default="", help=docs["regions"])
+    add(
+        "--upper", metavar="HOST:PORT",
+        help="be a region: take part in the run of this server, with the sum of what clients send here; the "
+        "plan is that server's",
+    )  # fmt: skip
+    add(
+        "--upper-keys", type=Path, metavar="DIR",
+        help="folder with a region's key for the upper server, from 'pfedme keys --own', and that server's "
+        "ca.crt",
+    )  # fmt: skip
     add("--listen", metavar="HOST:PORT", help=f"address that clients connect to (0.0.0.0:{PORT})")
     add(
         "--resume", type=Path, metavar="DIR",
@@ -83,12 +95,13 @@ def carry_out(argv: list[str]) -> int:
 
     keep_compiled_programs()
     plan = None
-    if args.resume is None:
+    if args.resume is not None or args.upper is not None:
+        commands.refuse_changes(args, made.parse_args([]))
+        args.out = args.out or new_folder("region")
+    else:
         (algorithm,) = algorithms(args, [args.algorithm])
         plan = commands.plan_of(args, algorithm, privacy(args))
         args.out = args.out or new_folder(f"server-{algorithm.name}")
-    else:
-        commands.refuse_changes(args, made.parse_args([]))
     record, out = commands.server(args, plan, argv)
     _show(record, out, as_json=args.json)
     return 0

@@ -3,13 +3,15 @@
 A client shares the number of its training rows, the mean and the spread of their numbers, and the categories
 and classes that occur. It reveals no row, and of test rows only the classes. Its statements are checked:
 those that are impossible, or far beyond those of the others, are left out.
+
+A region answers for its clients: what it says is what one client with the rows of all of them would.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, get_args
 
 import numpy as np
@@ -18,7 +20,7 @@ from pfedme import __version__
 from pfedme.data.fitting import MOST_CATEGORIES, Moments, Sums, Told, combine
 from pfedme.data.schema import Column, Schema, Task, is_number, listed
 from pfedme.deploy.log import one_line
-from pfedme.deploy.messages import Words, sha256
+from pfedme.deploy.messages import FROM_ROWS, NOISY, SCHEMA_FILE, Words, sha256
 from pfedme.deploy.policy import LONGEST_TEXT
 from pfedme.errors import InputError
 
@@ -36,6 +38,8 @@ FAR = 10.0
 on its own deviation: a client beyond it is left out of the column's scaling."""
 HEAVY = 100.0
 """Limit on the weight of a client's rows in the scaling, as a multiple of the median."""
+SOURCES = (FROM_ROWS, SCHEMA_FILE, NOISY)
+"""Where what a client tells may come from."""
 UNTOLD = 1e30
 """The scale of a column about which no client shares anything, because all numbers are equal or too few: its
 features are zeros."""
@@ -118,6 +122,18 @@ class Agreement:
     """Clients that told what their owners have written into a file, instead of what their rows say,"""
     noisy: tuple[str, ...] = ()
     """and those that told some of it from rows, with noise."""
+    members: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    """Who is connected to this server, each with the clients that it stands for: a client with itself, and a
+    region with its clients. By default, all clients are connected themselves."""
+
+    def __post_init__(self) -> None:
+        if not self.members:
+            object.__setattr__(self, "members", {name: (name,) for name in self.names})
+
+    @property
+    def clients(self) -> list[str]:
+        """The clients of this server: in a region, only some of those in the agreement."""
+        return sorted(client for clients in self.members.values() for client in clients)
 
     def words(self, plan: Words) -> Words:
         """What clients are bound by under a plan; every message contains the hash of these words."""
@@ -137,6 +153,7 @@ class Agreement:
             "left_out": left_out,
             "declared": list(self.declared),
             "noisy": list(self.noisy),
+            "members": {name: list(clients) for name, clients in self.members.items()},
         }
 
     @classmethod
@@ -144,11 +161,122 @@ class Agreement:
         """The inverse of `to_json`."""
         schema, names = Schema.from_json(words["schema"]), tuple(words["names"])
         left_out, declared, noisy = (tuple(words.get(key, ())) for key in ("left_out", "declared", "noisy"))
-        return cls(schema, names, dict(words["refused"]), left_out, declared, noisy)
+        members = {name: tuple(clients) for name, clients in words.get("members", {}).items()}
+        return cls(schema, names, dict(words["refused"]), left_out, declared, noisy, members)
 
 
-def agree(said: Mapping[str, Any]) -> Agreement:
-    """The agreement of clients that say these words; those that differ from most others are refused.
+@dataclasses.dataclass(frozen=True)
+class Fitting:
+    """Clients, and regions, whose words fit together, and why the others do not."""
+
+    told: dict[str, Told]
+    members: dict[str, dict[str, str]]
+    """The clients for which each of them stands, and where what these have told comes from."""
+    refused: dict[str, str]
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """Where what each client has told comes from."""
+        return {name: source for clients in self.members.values() for name, source in clients.items()}
+
+    def by(self, source: str) -> tuple[str, ...]:
+        """The clients that have told what comes from this source."""
+        return tuple(sorted(name for name, own in self.sources.items() if own == source))
+
+    def region(self) -> Words:
+        """What a region says for these clients."""
+        return {"version": __version__, **to_words(together(self.told)), "clients": self.sources}
+
+
+def fitting(said: Mapping[str, Any], regions: Collection[str] = ()) -> Fitting:
+    """Those that say these words and fit together. Only `regions` may stand for others."""
+    told, refused = dict[str, Told](), dict[str, str]()
+    members, taken = dict[str, dict[str, str]](), set[str]()
+    for name in sorted(said):
+        try:
+            own = _clients(name, said[name], regions)
+            if twice := sorted(taken & set(own)):
+                raise InputError(f"it has a client '{twice[0]}', but another client has that name.")
+            told[name], members[name] = from_words(said[name]), own
+            taken |= set(own)
+        except InputError as error:
+            refused[name] = str(error)
+    if told:
+        usual = Counter(shape(one) for one in told.values()).most_common(1)[0][0]
+        example = next(one for one in told.values() if shape(one) == usual)
+        for name, one in list(told.items()):
+            if shape(one) != usual:
+                refused[name] = difference(one, example)
+                del told[name]
+        _refuse_inventors(told, refused)
+        _refuse_strange_classes(told, refused)
+    return Fitting(told, {name: members[name] for name in told}, refused)
+
+
+def _clients(name: str, words: Any, regions: Collection[str]) -> dict[str, str]:
+    """The clients for which somebody answers, and where what these have told comes from."""
+    if not (isinstance(words, dict) and "clients" in words):
+        return {name: str(words.get("source", FROM_ROWS)) if isinstance(words, dict) else FROM_ROWS}
+    if name not in regions:
+        raise InputError(f"it is a region, which the server does not expect; add --regions '{name}' there.")
+    own = words["clients"]
+    try:
+        fine = isinstance(own, dict) and len(own) > 0
+        fine = fine and all(_text(client) and source in SOURCES for client, source in own.items())
+    except (ValueError, TypeError):
+        fine = False
+    if not fine:
+        raise InputError("what it says about its clients is impossible.")
+    return own
+
+
+def together(told: Mapping[str, Told]) -> Told:
+    """What one client with the rows of all of these would tell.
+
+    Those that are far off are left out of means and deviations, and of what has no mean, nothing is told.
+    """
+    example = next(iter(told.values()))
+
+    def pooled(name: str, own: Mapping[str, Moments]) -> Moments:
+        return _pooled(list(_near(name, own, []).values()))
+
+    quantities = {who: one.quantity for who, one in told.items() if one.quantity}
+    return dataclasses.replace(
+        example,
+        numbers={
+            name: pooled(name, {who: one.numbers[name] for who, one in told.items()})
+            for name in example.numbers
+        },
+        categories={
+            name: tuple(sorted(set().union(*(one.categories[name] for one in told.values()))))
+            for name in example.categories
+        },
+        classes=tuple(sorted(set().union(*(one.classes for one in told.values())))),
+        quantity=pooled(example.label, quantities) if quantities else None,
+        most_classes=_middle([one.most_classes for one in told.values()]),
+    )
+
+
+def _pooled(moments: Sequence[Moments]) -> Moments:
+    """The number, the mean and the spread of the values of several clients.
+
+    >>> _pooled([Moments(3, 50.0, 4.0), Moments(1, 54.0, 0.0)])
+    Moments(values=4, mean=51.0, spread=6.0)
+    """
+    if not moments:
+        return Moments(0, 0.0, 0.0)
+    count, mean, spread = map(np.array, zip(*moments, strict=True))
+    # Measured from one of the means, because squares of large numbers lose small differences.
+    zero = float(mean[np.argmax(count)])
+    share = count / count.sum()
+    shift = float(share @ (mean - zero))
+    square = float(share @ (spread + (mean - zero) ** 2))
+    return Moments(int(count.sum()), zero + shift, max(0.0, square - shift**2))
+
+
+def agree(said: Mapping[str, Any], regions: Collection[str] = ()) -> Agreement:
+    """The agreement of clients that say these words; those that differ from most others are refused. Only
+    `regions` may stand for others.
 
     >>> kind = {"label": "sick", "task": "classification", "impute": False}
     >>> ages = Moments(3, 50.0, 4.0), Moments(1, 54.0, 0.0)
@@ -161,24 +289,11 @@ def agree(said: Mapping[str, Any]) -> Agreement:
     >>> found.schema.columns[1].categories, found.names, list(found.refused)
     (('f', 'm'), ('north', 'south'), ['west'])
     """
-    told, refused = dict[str, Told](), dict[str, str]()
-    for name in sorted(said):
-        try:
-            told[name] = from_words(said[name])
-        except InputError as error:
-            refused[name] = str(error)
+    fit = fitting(said, regions)
+    told, refused = fit.told, fit.refused
     if not told:
         return Agreement(Schema((), "", None, "classification"), (), refused)
-    usual = Counter(shape(one) for one in told.values()).most_common(1)[0][0]
-    example = next(one for one in told.values() if shape(one) == usual)
-    for name, one in list(told.items()):
-        if shape(one) != usual:
-            refused[name] = difference(one, example)
-            del told[name]
-    _refuse_inventors(told, refused)
-    _refuse_strange_classes(told, refused)
-    if not told:
-        return Agreement(Schema((), "", None, "classification"), (), refused)
+    example = next(iter(told.values()))
     left_out: list[str] = []
     columns = [
         _number(name, {who: one.numbers[name] for who, one in told.items()}, left_out)
@@ -204,7 +319,9 @@ def agree(said: Mapping[str, Any]) -> Agreement:
         quantities = {who: one.quantity for who, one in told.items() if one.quantity}
         label = _number(example.label, quantities, left_out)
         schema = dataclasses.replace(schema, label_mean=label.mean, label_scale=label.scale)
-    return Agreement(schema, tuple(told), refused, tuple(left_out))
+    members = {name: tuple(sorted(clients)) for name, clients in fit.members.items()}
+    names = tuple(sorted(fit.sources))
+    return Agreement(schema, names, refused, tuple(left_out), fit.by(SCHEMA_FILE), fit.by(NOISY), members)
 
 
 def _refuse_inventors(told: dict[str, Told], refused: dict[str, str]) -> None:
@@ -266,6 +383,20 @@ def _refuse_too_many(what: str, names: list[str]) -> None:
 def _number(name: str, told: Mapping[str, Moments], left_out: list[str]) -> Column:
     """A numeric column from what clients share about it; notes clients that are left out because they are far
     off."""
+    own = _near(name, told, left_out)
+    if not own:
+        return Column(name, "number", scale=UNTOLD)
+    count, mean, spread = (np.array(values, float)[:, None] for values in zip(*own.values(), strict=True))
+    # Measured from one of the means, because squares of large numbers lose small differences.
+    zero = float(mean[np.argmax(count), 0])
+    away = mean - zero
+    _, shift, scale = combine([Sums(count, count * away, count * (spread + away**2))])
+    return Column(name, "number", zero + float(shift[0]), float(scale[0]), near=zero)
+
+
+def _near(name: str, told: Mapping[str, Moments], left_out: list[str]) -> dict[str, Moments]:
+    """What clients share about a column, without those that share nothing or are far off, which are noted,
+    and with no client far heavier than the others."""
     own = {who: one for who, one in told.items() if one.values}
     if len(own) > 2:
         middle = _middle([one.mean for one in own.values()])
@@ -279,16 +410,10 @@ def _number(name: str, told: Mapping[str, Moments], left_out: list[str]) -> Colu
                     f"{usual:.3g}; do the units agree?"
                 )
                 del own[who]
-    if not own:
-        return Column(name, "number", scale=UNTOLD)
-    count, mean, spread = (np.array(values, float)[:, None] for values in zip(*own.values(), strict=True))
     if len(own) > 2:
-        count = np.minimum(count, HEAVY * _middle(count[:, 0].tolist()))
-    # Measured from one of the means, because squares of large numbers lose small differences.
-    zero = float(mean[np.argmax(count), 0])
-    away = mean - zero
-    _, shift, scale = combine([Sums(count, count * away, count * (spread + away**2))])
-    return Column(name, "number", zero + float(shift[0]), float(scale[0]), near=zero)
+        most = int(HEAVY * _middle([one.values for one in own.values()]))
+        own = {who: one._replace(values=min(one.values, most)) for who, one in own.items()}
+    return own
 
 
 def difference(one: Told, usual: Told) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 from flwr.app import Context, Message
@@ -14,17 +15,21 @@ from flwr.serverapp import Grid, ServerApp
 
 from pfedme.deploy import work
 from pfedme.deploy.channel import Enough, never
-from pfedme.deploy.config import plan_of
+from pfedme.deploy.config import plan_of, region_of
 from pfedme.deploy.door import write_limit
 from pfedme.deploy.envelope import TYPES, packed, unpacked
+from pfedme.deploy.keys import ClientKeys
 from pfedme.deploy.log import one_line
 from pfedme.deploy.messages import GONE, Content, Kind, Reply
 from pfedme.deploy.policy import LONGEST_TEXT
 from pfedme.deploy.progress import Progress
 from pfedme.deploy.record import DeploymentRecord, carry_out
+from pfedme.deploy.region import Region, take_part
 from pfedme.deploy.server import Server
+from pfedme.deploy.supervise_client import Link
 from pfedme.engine.cost import size_of
 from pfedme.engine.devices import keep_compiled_programs
+from pfedme.errors import InputError, RunError
 
 client = ClientApp()
 server = ServerApp()
@@ -32,6 +37,9 @@ server = ServerApp()
 POLL_S = 0.2
 BESIDE_W = 2**20
 """Bytes that an upload may have in addition to the model."""
+DAY_S, MOST_FROM_ABOVE = 86400.0, 2**28
+"""Seconds for which a region waits for an upper server that does not answer, and the most bytes that it
+accepts in one of its messages: both as much as clients do."""
 EXPIRED = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)
 """Flower's reply for a client whose deadline passed a moment before ours."""
 
@@ -152,18 +160,30 @@ def read_reply(message: Message) -> Reply:
 def main(grid: Grid, context: Context) -> None:
     """Carries out the run that the configuration describes."""
     config = context.run_config
-    plan = plan_of(config)
     out = Path(str(config["out"]) or f"runs/flower-{context.run_id}").absolute()
     out.mkdir(parents=True, exist_ok=True)
     names = None
     if file := config["names"]:
         names = {int(node): name for node, name in json.loads(Path(str(file)).read_text()).items()}
-    record = DeploymentRecord(plan, out, str(config["command"]) or "flwr run")
+    channel, command = FlowerChannel(grid, names), str(config["command"]) or "flwr run"
 
-    def bound_uploads(progress: Progress) -> None:
+    def bound_uploads(server: Server, progress: Progress) -> None:
         if config["limit"]:
             message = server.exchange(progress.agreement).message
             write_limit(Path(str(config["limit"])), size_of(message) + BESIDE_W)
 
-    server = Server(plan, FlowerChannel(grid, names), record.tell)
-    carry_out(server, record, resume=bool(config["resume"]), agreed=bound_uploads)
+    if config["upper"]:
+        upper = json.loads(str(config["upper"]))
+        keys = ClientKeys(Path(upper["ca"]), Path(upper["key"]), upper["name"]) if upper["key"] else None
+        link = Link(upper["server"], upper["name"], out, keys, DAY_S, MOST_FROM_ABOVE)
+        region = Region(link.name, channel, out, region_of(config), command=command, agreed=bound_uploads)
+        try:
+            take_part(region, link)
+        except (RunError, InputError) as error:
+            region.stopped(str(error))
+            raise
+        return
+    plan = plan_of(config)
+    record = DeploymentRecord(plan, out, command)
+    server = Server(plan, channel, record.tell)
+    carry_out(server, record, resume=bool(config["resume"]), agreed=partial(bound_uploads, server))

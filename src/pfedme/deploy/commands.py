@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import ipaddress
+import json
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -13,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pfedme import __version__
-from pfedme.algorithms import Algorithm
-from pfedme.core.models import parse_model
-from pfedme.core.spec import build, field_types, to_json
+from pfedme.algorithms import Algorithm, FedAvg
+from pfedme.core.models import MLR, parse_model
+from pfedme.core.spec import build, field_types, parse_names, to_json
 from pfedme.data.table import OPTIONS, Table
 from pfedme.deploy import choosing, ending, keys, supervise_client
 from pfedme.deploy.audit_log import AuditLog
@@ -24,7 +25,7 @@ from pfedme.deploy.config import config_of
 from pfedme.deploy.console import told_lines
 from pfedme.deploy.ending import parse_choice
 from pfedme.deploy.messages import Refusal, Words, sha256
-from pfedme.deploy.plan import OWN, PORT, Plan
+from pfedme.deploy.plan import OWN, PORT, REGION, Plan
 from pfedme.deploy.policy import Policy, read_policy
 from pfedme.deploy.processes import joined, parse_address
 from pfedme.engine.devices import keep_compiled_programs
@@ -36,7 +37,9 @@ if TYPE_CHECKING:
 
 KEYS = Path("keys")
 ANEW = ("resume", "listen", "keys", "insecure", "insecure_network", "json", "debug")
-"""Options that may change when a run is resumed."""
+"""Options that may change when a run is resumed,"""
+REGIONAL = (*ANEW, *REGION, "upper", "upper_keys", "out", "force")
+"""and options of a region."""
 
 
 def plan_of(args: argparse.Namespace, algorithm: Algorithm, privacy: Privacy | None) -> Plan:
@@ -46,16 +49,37 @@ def plan_of(args: argparse.Namespace, algorithm: Algorithm, privacy: Privacy | N
         raise InputError("--dp clients needs the package dp-accounting: pip install 'pfedme[privacy]'.")
     return Plan(
         algorithm=algorithm, model=parse_model(args.model), eval_every=args.eval_every or 0,
-        privacy=privacy, **numbers,
+        privacy=privacy, regions=parse_names(args.regions), **numbers,
     ).checked()  # fmt: skip
 
 
 def refuse_changes(args: argparse.Namespace, defaults: argparse.Namespace) -> None:
-    """Raises an error if a run is resumed with an option that would change it."""
+    """Raises an error if an option is given that a resumed run, or a region, does not decide."""
+    allowed, why = ANEW, "cannot change in a resumed run; leave it out, or start a new run."
+    if args.resume is None:
+        allowed, why = REGIONAL, "is decided by the upper server (--upper); leave it out."
     for name, value in vars(args).items():
-        if name not in ANEW and value != getattr(defaults, name):
-            option = f"--{name.replace('_', '-')}"
-            raise InputError(f"{option} cannot change in a resumed run; leave it out, or start a new run.")
+        if name not in allowed and value != getattr(defaults, name):
+            raise InputError(f"--{name.replace('_', '-')} {why}")
+
+
+def region_config(args: argparse.Namespace) -> Words:
+    """The configuration of a region's run, from the command line."""
+    host, port = parse_address(args.upper, "--upper")
+    upper: Words = {"server": joined(host, port), "name": args.out.name, "ca": None, "key": None}
+    if args.insecure:
+        _refuse_open(host, args, "--upper")
+        if args.upper_keys:
+            raise InputError("--insecure means without keys; leave out one of --insecure and --upper-keys.")
+    elif args.upper_keys is None:
+        raise InputError("--upper needs this region's own key; give its folder with --upper-keys.")
+    else:
+        own = keys.client_keys(args.upper_keys.absolute())
+        upper |= {"name": own.name, "ca": str(own.ca), "key": str(own.key)}
+    given: Words = {name: getattr(args, name) for name in REGION} | {"regions": parse_names(args.regions)}
+    checked = config_of(Plan(algorithm=FedAvg(), model=MLR(), **given).checked())  # the rest comes from above
+    keys_of_own = [name.replace("_", "-") for name in REGION]
+    return {key: checked[key] for key in keys_of_own if key in checked} | {"upper": json.dumps(upper)}
 
 
 def setup_of(args: argparse.Namespace, config: dict[str, Any], before: Setup | None) -> Setup:
@@ -82,10 +106,11 @@ def setup_of(args: argparse.Namespace, config: dict[str, Any], before: Setup | N
 
 
 def server(args: argparse.Namespace, plan: Plan | None, words: Sequence[str]) -> tuple[dict[str, Any], Path]:
-    """`pfedme server`: the record of the finished run, and its folder; `plan` is None to resume a run."""
+    """`pfedme server`: the record of the finished run, and its folder; `plan` is None to resume a run, and in
+    a region, which gets it from the upper server."""
     from pfedme.deploy import serve  # a client does without, and without most of Flower
 
-    if plan is None:
+    if args.resume is not None:
         out = args.resume
         before = serve.Setup.read(out)
         if serve.status_of(out) == "finished":
@@ -95,16 +120,18 @@ def server(args: argparse.Namespace, plan: Plan | None, words: Sequence[str]) ->
     else:
         out = args.out
         command = shlex.join(["pfedme", "server", *words])
-        setup = setup_of(args, {**config_of(plan), "command": command}, None)
+        config = region_config(args) if plan is None else config_of(plan)
+        setup = setup_of(args, {**config, "command": command}, None)
         serve.refuse_out(out, force=args.force)
         warning = serve.check(setup)
         serve.claim(out)
-        sha = sha256(plan.offer())
-        print(f"The plan's SHA-256 is {sha}; clients can approve it with --approve.", file=sys.stderr)
+        if plan is not None:
+            sha = sha256(plan.offer())
+            print(f"The plan's SHA-256 is {sha}; clients can approve it with --approve.", file=sys.stderr)
     setup.write(out)
     if warning:
         print(f"pfedme: {warning}", file=sys.stderr)
-    return serve.serve(setup, out, resume=plan is None), out
+    return serve.serve(setup, out, resume=args.resume is not None), out
 
 
 def client(args: argparse.Namespace) -> int:
@@ -139,9 +166,8 @@ def client(args: argparse.Namespace) -> int:
         told = own.told
     except Refusal as refusal:
         raise InputError(f"This client cannot take part: {refusal}.") from None
-    joining = supervise_client.Joining(
-        joined(host, port), table, args.state, own_keys, args.share_metrics, policy, how, args.wait
-    )  # fmt: skip
+    most = int(1e6 * policy.max_megabytes)
+    link = supervise_client.Link(joined(host, port), name, args.state, own_keys, args.wait, most)
     say = supervise_client.console
     train, test = int(rows.n_train.sum()), int(rows.n_test.sum())
     log = AuditLog(args.state)
@@ -151,7 +177,8 @@ def client(args: argparse.Namespace) -> int:
         else:
             say(f"{args.data}: {train:,} rows to train on, {test:,} to test on; they stay here.")
             print("\n".join(told_lines(told, policy, own.declared)), file=sys.stderr, flush=True)
-            supervise_client.supervise(joining, say)
+            approval = supervise_client.Approval(args.state)
+            supervise_client.supervise(link, supervise_client.node_config(own), say, approval)
             say("The run is over.")
         for line in choosing.sentences(_chosen(own, say) or {}):
             say(line)

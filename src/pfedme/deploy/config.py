@@ -16,20 +16,24 @@ from typing import Any, TypeVar
 
 from pfedme.algorithms import ALGORITHMS, Algorithm
 from pfedme.core.models import MODELS
-from pfedme.core.spec import build, field_types, parse, to_json
+from pfedme.core.spec import build, field_types, parse, parse_names, to_json
+from pfedme.data.table import joined
 from pfedme.deploy import BUNDLE
 from pfedme.deploy.messages import Words
-from pfedme.deploy.plan import Plan, model_words
+from pfedme.deploy.plan import REGION, Plan, model_words
 from pfedme.errors import InputError, unknown
 from pfedme.privacy.units import Privacy
 
 T = TypeVar("T")
 
-APP = ("out", "names", "limit", "command", "resume")
+APP = ("out", "names", "limit", "command", "resume", "upper")
 """Keys that describe a run but are not part of its plan."""
 ROUNDS = "num-server-rounds"
 """The name of the number of rounds in Flower's own apps."""
-NUMBERS = [name for name in field_types(Plan) if name not in ("algorithm", "model", "rounds", "privacy")]
+NUMBERS = [
+    name for name in field_types(Plan)
+    if name not in ("algorithm", "model", "rounds", "privacy", "regions")
+]  # fmt: skip
 
 
 def declared() -> Words:
@@ -54,6 +58,7 @@ def config_of(plan: Plan) -> Words:
         "model": json.dumps(model_words(plan.model)),
         ROUNDS: plan.rounds,
         "privacy": "" if plan.privacy is None else str(plan.privacy),
+        "regions": joined(plan.regions),
         **{key: value for key, value in numbers.items() if value is not None},
     }
 
@@ -66,15 +71,22 @@ def plan_of(config: Mapping[str, Any]) -> Plan:
         if value != "" and key not in (*APP, ROUNDS)
     }
     algorithm, model = str(given.pop("algorithm")), str(given.pop("model"))
-    privacy = str(given.pop("privacy", ""))
+    privacy, regions = str(given.pop("privacy", "")), parse_names(str(given.pop("regions", "")))
     numbers = {name: given.pop(name) for name in NUMBERS if name in given}
     return Plan(
         algorithm=_algorithm(algorithm, given),
         model=_described(model, MODELS, "model"),
         rounds=config[ROUNDS],
         privacy=Privacy.from_text(privacy, "privacy") if privacy else None,
+        regions=regions,
         **numbers,
     ).checked()
+
+
+def region_of(config: Mapping[str, Any]) -> Words:
+    """What a region decides for its own clients, in a configuration that describes one."""
+    given = {name: config[key] for name in REGION if config[key := name.replace("_", "-")] != ""}
+    return given | {"regions": parse_names(str(given.get("regions", "")))}
 
 
 def _algorithm(text: str, given: Words) -> Algorithm:

@@ -103,7 +103,7 @@ def supernode(config: Path) -> None:
     from flwr.supernode.fleet_http_client import FleetHttpClient
 
     from pfedme.deploy.node import attend
-    from pfedme.deploy.worker import Worker
+    from pfedme.deploy.worker import LINE, Elsewhere, Worker
 
     own = json.loads(config.read_text())
     intake, this = Intake(int(os.environ.get(MOST_BYTES) or 2**30)), uuid.uuid4().hex
@@ -121,7 +121,9 @@ def supernode(config: Path) -> None:
     put(link, FleetHttpClient=Client, make_simple_http_retry_invoker=retrying)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit(0))
-    worker, pair = Worker(config.with_name(CLIENT)), None
+    work, pair = config.with_name(CLIENT), None
+    elsewhere = json.loads(work.read_text()).get(LINE)
+    worker = Elsewhere(elsewhere) if elsewhere else Worker(work)
     if own["key"]:
         key: Any = load_ssh_private_key(Path(own["key"]).read_bytes(), None)
         pair = key, key.public_key()

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from pfedme.deploy.agreement import Agreement, agree
 from pfedme.deploy.channel import Channel
-from pfedme.deploy.messages import GONE, NOISY, SCHEMA_FILE, Content, Reply, Words
+from pfedme.deploy.messages import GONE, Content, Reply, Words
 from pfedme.deploy.plan import Plan, built
 from pfedme.deploy.progress import Stopped
 
@@ -46,9 +46,9 @@ class Gathering:
         """Waits for enough clients that agree on columns, classes and scaling, and binds them."""
         plan, began, told = self.plan, time.monotonic(), ""
         while True:
-            present = self._forget_who_left()
+            present = self.forget_who_left()
             if len(present) >= plan.min_clients:
-                self._offer(present)
+                self.offer(present)
             if (found := self._accepted()) is not None:
                 return self._announced(found)
             line = self._waiting(present)
@@ -61,12 +61,12 @@ class Gathering:
                 raise Stopped(f"{here} of at least {plan.min_clients} clients came {within}.")
             time.sleep(LOOK_S)
 
-    def _offer(self, present: Sequence[str]) -> None:
+    def offer(self, present: Sequence[str]) -> None:
         """Offers the plan to clients that have not answered it; clients that do not answer in time are asked
-        again."""
+        again. A region has to answer within the deadline, which it does not know otherwise."""
         now, offer = time.monotonic(), self.plan.offer()
         new = {
-            name: Content({"plan": offer}, {})
+            name: Content({"plan": offer, "deadline": self.plan.deadline}, {})
             for name in present
             if name not in self.said
             and name not in self.turned_away
@@ -89,22 +89,25 @@ class Gathering:
         least = self.plan.min_clients
         if not self.said or len(self.said) < least:
             return None
-        found = agree(self.said)
+        found = agree(self.said, self.plan.regions)
         self.refuse(found.refused)
-        self.said = {name: self.said[name] for name in found.names}
+        self.said = {name: self.said[name] for name in found.members}
         if len(self.said) < least:
             return None
         # Anything wrong with the model shows up before a client is bound.
         model = built(self.plan.model, found.schema.features, len(found.schema.labels))
         self.plan.algorithm.check_fit(model, len(found.names))
-        willing = self.bind(found)
-        if unwilling := set(self.said) - willing:
+        return found if self.accepted(found) else None
+
+    def accepted(self, agreement: Agreement) -> bool:
+        """Whether all whom an agreement is about are bound by it now. If not, what the others have said is
+        forgotten, and they are turned away if that has happened too often."""
+        if unwilling := set(agreement.members) - self.bind(agreement):
             self.failures.update(unwilling)
             why = "it did not accept the agreement, or did not answer, too often."
             self.refuse({name: why for name in unwilling if self.failures[name] >= MOST_FAILURES})
-            self.said = {name: words for name, words in self.said.items() if name in willing}
-            return None
-        return found
+            self.said = {name: words for name, words in self.said.items() if name not in unwilling}
+        return not unwilling
 
     def _announced(self, agreement: Agreement) -> Agreement:
         """The agreement with the clients that were turned away, after reporting it at the server."""
@@ -113,16 +116,15 @@ class Gathering:
         names = ", ".join(agreement.names)
         self.tell(f"{len(agreement.names)} clients agree on {agreement.schema.features} features: {names}.")
         self.tell(f"The agreement's SHA-256 is {agreement.sha256(self.plan.offer())}.")
-        refused = {name: why for name, why in self.refused.items() if name not in agreement.names}
-        declared, noisy = (
-            tuple(n for n in agreement.names if self.said[n].get("source") == source)
-            for source in (SCHEMA_FILE, NOISY)
-        )
-        if declared:
+        for name, clients in agreement.members.items():
+            if clients != (name,):
+                self.tell(f"{name} is a region with {', '.join(clients)}.")
+        refused = {name: why for name, why in self.refused.items() if name not in agreement.members}
+        if declared := agreement.declared:
             self.tell(f"Told by their owners' schema files, not by rows: {', '.join(declared)}.")
-        if noisy:
+        if noisy := agreement.noisy:
             self.tell(f"Told by their owners' schema files, and by rows with noise: {', '.join(noisy)}.")
-        return dataclasses.replace(agreement, refused=refused, declared=declared, noisy=noisy)
+        return dataclasses.replace(agreement, refused=refused)
 
     def _waiting(self, present: Sequence[str]) -> str:
         here = sum(name not in self.turned_away for name in present)
@@ -137,7 +139,7 @@ class Gathering:
         plan = self.plan.offer()
         sha, content = agreement.sha256(plan), Content({"agreement": agreement.words(plan)}, {})
         replies = self.channel.ask(
-            "join", dict.fromkeys(agreement.names if names is None else names, content), self.plan.deadline
+            "join", dict.fromkeys(agreement.members if names is None else names, content), self.plan.deadline
         )
         self.refuse(_errors(replies))
         return {
@@ -159,7 +161,7 @@ class Gathering:
 
     def refuse_latecomers(self, agreement: Agreement) -> None:
         """Tells clients that came after the agreement that the run continues without them, each once."""
-        new = set(self._forget_who_left()) - {*agreement.names, *self.turned_away}
+        new = set(self.forget_who_left()) - {*agreement.members, *self.turned_away}
         late = "the run had already begun; it can take part in the next one."
         self.refuse(dict.fromkeys(sorted(new), late))
 
@@ -170,7 +172,7 @@ class Gathering:
         if present:
             self.channel.ask("refuse", dict.fromkeys(present, content), self.plan.deadline)
 
-    def _forget_who_left(self) -> list[str]:
+    def forget_who_left(self) -> list[str]:
         """The connected clients; those that were turned away and left may come back with another table."""
         present = self.channel.present()
         self.turned_away &= set(present)

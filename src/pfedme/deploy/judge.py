@@ -42,7 +42,9 @@ class Upload:
     tree: Any
     """Decoded."""
     rows: int
-    """Its weight if updates are weighted by rows, else 1."""
+    """Its weight: training rows if updates are weighted by them, else the number of clients."""
+    clients: int = 1
+    """The number of clients whose mean it is, which is more than one only if it comes from a region."""
 
     @property
     def norm(self) -> float:
@@ -67,14 +69,17 @@ def _models(tree: Any) -> list[Params]:
     return [part for part in jax.tree.leaves(tree, is_leaf=_is_model) if isinstance(part, Params)]
 
 
-def unfit(content: Content, shapes: Mapping[str, Any], weighted: bool) -> str:
+def unfit(content: Content, shapes: Mapping[str, Any], weighted: bool, most: int = 1) -> str:
     """Why an upload whose vectors should have these shapes cannot be counted, regardless of the others; empty
-    if it can."""
+    if it can. `most` is the number of clients for which its sender stands."""
     if wrong := misfit(content.arrays, shapes):
         return one_line(wrong, 200)
     rows = content.words.get("rows")
     if weighted and not (type(rows) is int and 0 < rows <= MOST_ROWS):
         return f"it claims {one_line(rows, 40)!r} rows"
+    clients = content.words.get("clients", 1)
+    if not (type(clients) is int and 0 < clients <= most):
+        return f"it claims to answer for {one_line(clients, 40)!r} clients, of {most}"
     return ""
 
 
@@ -86,17 +91,23 @@ def unanswered(part: Part, waited: float | None) -> Part:
     return dataclasses.replace(part, outcome="late", reason=why)
 
 
-def judged(part: Part, reply: Reply, algorithm: Algorithm, message: Any) -> tuple[Part, Upload | None]:
+def judged(
+    part: Part, reply: Reply, algorithm: Algorithm, message: Any, most: int = 1
+) -> tuple[Part, Upload | None]:
     """The outcome of a client's part from its reply, which should be like `message`, and its upload if that
-    can be counted."""
+    can be counted. `most` is the number of clients for which it stands."""
     if reply.content is None:
         return dataclasses.replace(part, outcome="failed", reason=reply.error), None
     weighted = algorithm.aggregation == "samples"
-    if why := unfit(reply.content, vector_shapes(message), weighted):
+    words = reply.content.words
+    if why := unfit(reply.content, vector_shapes(message), weighted, most):
         return dataclasses.replace(part, outcome="dropped", reason=why), None
-    rows = reply.content.words["rows"] if weighted else None
-    upload = Upload(algorithm.codec.decode(from_vectors(reply.content.arrays, message)), rows or 1)
-    reason = LOST if reply.content.words.get(STARTED_OVER) is True else ""
+    rows, clients = words["rows"] if weighted else None, words.get("clients", 1)
+    tree = algorithm.codec.decode(from_vectors(reply.content.arrays, message))
+    upload = Upload(tree, clients if rows is None else rows, clients)
+    reason = LOST if words.get(STARTED_OVER) is True else ""
+    if clients < most:
+        reason = f"for {clients} of its {most} clients"
     return dataclasses.replace(part, norm=upload.norm, rows=rows, reason=reason), upload
 
 

@@ -22,7 +22,7 @@ from pfedme.deploy.events import FOREIGN, Event, emit
 from pfedme.deploy.intake import Intake, TooMuch
 from pfedme.deploy.log import say
 from pfedme.deploy.messages import Content
-from pfedme.deploy.worker import Failed, Worker
+from pfedme.deploy.worker import Elsewhere, Failed, Worker
 
 KINDS = {flower: kind for kind, flower in TYPES.items()} | {"query.hello": "hello"}
 OFTEN_S, SELDOM_S = 0.2, 3.0
@@ -31,7 +31,9 @@ a tenth of the time that it has waited for this message or for the one before, s
 keep their server busy with that. With Flower, it would always be three seconds."""
 
 
-def attend(connection: tuple[Any, ...], intake: Intake, worker: Worker, program: bytes) -> NoReturn:
+def attend(
+    connection: tuple[Any, ...], intake: Intake, worker: Worker | Elsewhere, program: bytes
+) -> NoReturn:
     """Replies to messages until the connection ends, which raises an exception.
 
     `connection` holds Flower's functions that receive and send. A server whose runs are not of `program` is
@@ -83,7 +85,7 @@ def _fetched(tree: Any, pull: Callable[[str], bytes], confirm: Callable[[str], N
     return message
 
 
-def _reply(message: Message, worker: Worker) -> Message:
+def _reply(message: Message, worker: Worker | Elsewhere) -> Message:
     """The client's reply, or an error if there is none."""
     kind = KINDS.get(message.metadata.message_type)
     if kind is None:

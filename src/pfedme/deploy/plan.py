@@ -8,7 +8,7 @@ from typing import Any
 
 from pfedme import __version__
 from pfedme.algorithms import ALGORITHMS, Algorithm
-from pfedme.algorithms.aggregate import Plain
+from pfedme.algorithms.aggregate import Mean, Plain
 from pfedme.algorithms.cautious import with_cautious_steps
 from pfedme.core.models import MODELS, Description, Model, model_from_json
 from pfedme.core.spec import Count, Index, NonNegative, Positive, Seed, build, check, to_json
@@ -21,7 +21,9 @@ from pfedme.runs.foreign import name_of
 PORT = 9092
 """The port that clients connect to in Flower's guides, and that firewalls may know."""
 OWN = ("min_clients", "min_replies", "deadline", "max_attempts", "clip", "max_norm_ratio", "join_timeout")
-"""The fields of a plan that only a server with clients elsewhere has."""
+"""The fields of a plan that only a server with clients elsewhere has,"""
+REGION = ("min_clients", "min_replies", "clip", "max_norm_ratio", "regions")
+"""and those that a region decides for its own clients."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,6 +58,9 @@ class Plan:
     privacy: Privacy | None = None
     """Differential privacy: of rows, for which each client adds noise, or of clients, for which the server
     does; none if not given."""
+    regions: tuple[str, ...] = ()
+    """Names of clients that may be regions, separated by commas: servers that answer for clients of their own
+    and weigh as much as these."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "algorithm", with_cautious_steps(self.algorithm))
@@ -72,6 +77,8 @@ class Plan:
             self._check_rows()
         elif isinstance(self.privacy, Clients):
             self._check_clients(self.privacy)
+        if self.regions:
+            check_sums(self)
         if getattr(self.algorithm, "rechoose", 0):
             raise InputError("--rechoose is for simulations; leave it out.")
         if (stand_in := _of_one_feature(self.model)) is not None:
@@ -122,6 +129,27 @@ class Plan:
                 else {"privacy": {"unit": self.privacy.name, **to_json(self.privacy)}}
             ),
         }
+
+
+def check_sums(plan: Plan) -> None:
+    """Raises an error if a server needs what each client sends: a region sends the sum for its clients."""
+    algorithm = plan.algorithm
+    if not algorithm.averages:
+        raise InputError(
+            f"A region sends the sum of what its clients send, but the server of {algorithm.name} needs what "
+            f"each of them sends; choose one of {', '.join(clients.supported())}, or leave out the regions."
+        )
+    for option, part, kind in (("combine", algorithm.combine, Mean), ("codec", algorithm.codec, Plain)):
+        if type(part) is not kind:
+            raise InputError(
+                f"A region sends the sum of what its clients send, but --{option} {part.name} needs what "
+                "each of them sends; leave it out."
+            )
+    if isinstance(plan.privacy, Clients):
+        raise InputError(
+            "A region sends the sum of what its clients send, but with --dp clients the server has to draw "
+            "each client and check the length of what it sends; leave out the regions."
+        )
 
 
 def model_words(model: Description) -> Words:

@@ -31,6 +31,9 @@ class Progress:
     counted: Mapping[str, int] = dataclasses.field(default_factory=dict)
     """The last round in which each client's upload counted; the first is 1."""
     history: tuple[dict[str, Any], ...] = ()
+    waiting: tuple[Part, ...] = ()
+    """At a region, the parts of clients in what it has sent last: whether they count is not known before the
+    next message of the upper server."""
 
     def noting(self, parts: Sequence[Part]) -> Progress:
         """This state with more lines of the ledger, and what follows from them."""

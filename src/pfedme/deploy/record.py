@@ -34,7 +34,7 @@ from pfedme.privacy.units import Clients, Rows
 from pfedme.runs.clients_file import clients_csv
 from pfedme.runs.environment import environment
 from pfedme.runs.folder import Folder, models_file
-from pfedme.runs.ledger import ledger_csv
+from pfedme.runs.ledger import Part, ledger_csv
 from pfedme.runs.run import Run
 
 LEDGER = "ledger.csv"
@@ -67,16 +67,16 @@ class DeploymentRecord:
     def run(self, progress: Progress | None) -> Run:
         """The run as it appears in a record."""
         plan, agreed = self.plan, progress.agreement if progress else None
-        names = agreed.names if agreed else ()
+        names = agreed.clients if agreed else ()
         return Run(
             algorithm=plan.algorithm,
             data=Deployed(clients=len(names), label=agreed.schema.label if agreed else ""),
             model=plan.model.with_defaults(agreed.schema.features) if agreed else plan.model,
             rounds=plan.rounds,
-            cohort=min(plan.cohort or 10, len(names)) if names else plan.cohort,
+            cohort=min(plan.cohort or 10, len(agreed.members)) if agreed else plan.cohort,
             seed=plan.seed,
             eval_every=plan.eval_every or plan.rounds,
-            eval_clients=len(names) or None,
+            eval_clients=len(agreed.members) if agreed else None,
         )
 
     def write_record(self, status: str, progress: Progress | None, reason: str | None = None) -> None:
@@ -91,7 +91,8 @@ class DeploymentRecord:
             "config": self.run(progress).to_json(),
             "deployment": {
                 **{f.name: getattr(self.plan, f.name) for f in PLAN_NUMBERS},
-                "clients": list(progress.agreement.names) if progress else [],
+                "clients": progress.agreement.clients if progress else [],
+                "members": list(progress.agreement.members) if progress else [],
                 "refused": progress.agreement.refused if progress else {},
                 "agreed_from": agreed_from(progress.agreement) if progress else {},
                 "privacy": privacy_words(self.plan, progress),
@@ -121,6 +122,7 @@ class DeploymentRecord:
                 "agreement": progress.agreement.to_json(),
                 "attempt": progress.attempt,
                 "norms": list(progress.norms),
+                "waiting": [dataclasses.asdict(part) for part in progress.waiting],
                 "lates": dict(progress.lates),
                 "counted": dict(progress.counted),
                 "history": list(progress.history),
@@ -151,6 +153,7 @@ class DeploymentRecord:
             agreement=agreement,
             attempt=int(about["attempt"]),
             norms=tuple(about["norms"]),
+            waiting=tuple(Part(**part) for part in about.get("waiting", ())),
             lates=dict(about["lates"]),
             counted=dict(about["counted"]),
             history=tuple(about["history"]),
@@ -160,7 +163,7 @@ class DeploymentRecord:
         """Writes all files of a finished run; its folder is complete once record.json says so."""
         from pfedme.report.figures import curves
 
-        schema, names = progress.agreement.schema, progress.agreement.names
+        schema, names = progress.agreement.schema, progress.agreement.members
         nobody = Federation(
             x=np.zeros((0, schema.features), np.float32), y=np.zeros(0, np.int32), classes=len(schema.labels),
             n_train=np.zeros(0, int), n_test=np.zeros(0, int), ids=np.zeros(0, np.uint32), schema=schema,
@@ -204,7 +207,7 @@ PLAN_NUMBERS = [f for f in dataclasses.fields(Plan) if f.name not in ("algorithm
 def agreed_from(agreement: Agreement) -> dict[str, str]:
     """Where what each client told for the agreement came from."""
     sources = dict.fromkeys(agreement.declared, SCHEMA_FILE) | dict.fromkeys(agreement.noisy, NOISY)
-    return {name: sources.get(name, FROM_ROWS) for name in agreement.names}
+    return {name: sources.get(name, FROM_ROWS) for name in agreement.clients}
 
 
 def privacy_words(plan: Plan, progress: Progress | None) -> dict[str, Any] | None:

@@ -27,6 +27,7 @@ from pfedme.deploy.processes import (
     refuse_taken,
 )
 from pfedme.deploy.record import LEDGER, LOG, note
+from pfedme.deploy.region import LEFT
 from pfedme.errors import InputError, Interrupted, RunError
 from pfedme.files import atomic_write, writing
 from pfedme.livebar import Rounds
@@ -90,7 +91,7 @@ def claim(out: Path) -> None:
     """Creates the folder, or clears what an earlier run left in it."""
     Folder(out).claim()
     with writing(out):
-        for name in (LEDGER, LOG, FLOWER_LOG, SETUP):
+        for name in (LEDGER, LOG, FLOWER_LOG, SETUP, *LEFT):
             (out / name).unlink(missing_ok=True)
 
 
@@ -113,7 +114,7 @@ def serve(setup: Setup, out: Path, *, resume: bool) -> dict[str, Any]:
     """Carries out a run, in a folder that is claimed, and returns its record."""
     again = f"'pfedme server --resume {out}'"
     try:
-        with private_home() as home, Rounds(setup.config[ROUNDS]) as screen:
+        with private_home() as home, Rounds(setup.config.get(ROUNDS)) as screen:
             status = _serve(setup, out, home, screen, resume=resume)
     except KeyboardInterrupt:
         begun = status_of(out) != NOT_BEGUN

@@ -107,7 +107,7 @@ class Server:
             if self.drawn is None or self.drawn[0] != progress.t:
                 self.drawn = progress.t, central.draw()
             return self.drawn[1]
-        names = progress.agreement.names
+        names = list(progress.agreement.members)
         size = min(self.plan.cohort or 10, len(names))
         by_id = np.argsort(ids_of_names(names), kind="stable")
         return [names[i] for i in draw_cohort(by_id, size, self.plan.seed, progress.t)]
@@ -118,8 +118,7 @@ class Server:
         least = self.least(cohort)
         self.gathering.refuse_latecomers(progress.agreement)
         for attempt in range(before + 1, before + self.plan.max_attempts + 1):
-            self._await(cohort, least if self.settled else len(cohort))
-            self.settled = True
+            self.wait(cohort, least)
             parts, uploads = self.collect(progress, cohort, attempt)
             for part in parts:
                 if part.outcome != "counted" or part.reason:
@@ -127,7 +126,7 @@ class Server:
             if len(uploads) >= least:
                 server, parts = self.combine(progress, parts, uploads)
                 if _finite(server):
-                    self._note_news(parts)
+                    self.note_news(parts)
                     return dataclasses.replace(
                         progress.noting(parts), t=progress.t + 1, server=server, attempt=0
                     )  # fmt: skip
@@ -137,7 +136,7 @@ class Server:
                 if p.outcome == "counted" else p
                 for p in parts
             ]  # fmt: skip
-            self._note_news(parts)
+            self.note_news(parts)
             progress = dataclasses.replace(progress.noting(parts), attempt=attempt)
             self.tell(
                 f"Round {number} had {len(uploads)} good replies but needs at least {least}; "
@@ -153,7 +152,7 @@ class Server:
             progress,
         )
 
-    def _note_news(self, parts: Sequence[Part]) -> None:
+    def note_news(self, parts: Sequence[Part]) -> None:
         for part in parts:
             self.news[part.client] = {
                 "round": part.round, "outcome": part.outcome, "reason": part.reason,
@@ -164,8 +163,10 @@ class Server:
         """Number of good replies that a round needs."""
         return min(self.plan.min_replies or -(-len(cohort) // 2), len(cohort))
 
-    def _await(self, cohort: Sequence[str], least: int) -> None:
-        """Waits, for at most the deadline of a round, until enough clients of a cohort are connected."""
+    def wait(self, cohort: Sequence[str], least: int) -> None:
+        """Waits, for at most the deadline of a round, until enough clients of a cohort are connected; the
+        first time, until all are."""
+        least, self.settled = least if self.settled else len(cohort), True
         until = time.monotonic() + self.plan.deadline
         while len(set(cohort) & set(self.channel.present())) < least and time.monotonic() < until:
             time.sleep(LOOK_S)
@@ -178,14 +179,14 @@ class Server:
         self._bind_again(progress.agreement, here)
         replies, waited = self.replies(progress, [name for name in cohort if name in here], cohort, attempt)
         self.unbound |= {name for name, reply in replies.items() if reply.error == UNBOUND}
-        message = self.exchange(progress.agreement).message
+        message, members = self.exchange(progress.agreement).message, progress.agreement.members
         parts, uploads = dict[str, Part](), dict[str, Upload]()
         for name in cohort:
             part = Part(progress.t + 1, attempt, name, "counted")
             if (reply := replies.get(name)) is None:
                 parts[name] = unanswered(part, waited.get(name))
                 continue
-            parts[name], upload = judged(part, reply, self.plan.algorithm, message)
+            parts[name], upload = judged(part, reply, self.plan.algorithm, message, len(members[name]))
             if upload is not None:
                 uploads[name] = upload
         if central := self.central(progress.agreement):
@@ -232,10 +233,14 @@ class Server:
         counted = progress.counted.get(name, 0)
         return {"agreement": self.hashed[1], "round": progress.t, "counted": counted, **news}
 
+    def place(self, progress: Progress, name: str) -> int:
+        """The index of a client, or of the first client of a region, among all clients."""
+        return progress.agreement.names.index(progress.agreement.members[name][0])
+
     def sent(self, progress: Progress, name: str, *, shared: bool = False) -> dict[str, np.ndarray]:
         """What the algorithm sends to a client, and if `shared` also the shared model, unless they are the
         same."""
-        place = progress.agreement.names.index(name)
+        place = self.place(progress, name)
         sent, w = self.plan.algorithm.send(progress.server, jnp.int32(place)), self.shared(progress)
         apart = to_vectors(w) if shared and w is not None and w is not sent else {}
         return to_vectors(sent) | {f"{SHARED}{key}": vector for key, vector in apart.items()}
@@ -247,15 +252,13 @@ class Server:
         not computed if clients have privacy."""
         if central := self.central(progress.agreement):
             return central.after(self.plan.algorithm, progress.server, uploads), list(parts)
-        stack = jax.tree.map(lambda *all: jnp.stack(all), *(upload.tree for upload in uploads.values()))
-        rows = np.array([upload.rows for upload in uploads.values()], np.float32)
-        names = progress.agreement.names
-        places = jnp.array([names.index(name) for name in uploads], jnp.int32)
-        key = server_key(jax.random.key(self.plan.seed), progress.t)
+        stack, rows = stacked(uploads), np.array([upload.rows for upload in uploads.values()], np.float32)
+        places = jnp.array([self.place(progress, name) for name in uploads], jnp.int32)
+        key, total = server_key(jax.random.key(self.plan.seed), progress.t), len(progress.agreement.names)
 
         def after(rows: np.ndarray) -> Any:
             cohort = key, places, jnp.asarray(rows)
-            return _server_update(self.plan.algorithm, progress.server, stack, cohort, total=len(names))
+            return _server_update(by_weight(self.plan.algorithm), progress.server, stack, cohort, total=total)
 
         new = after(rows)
         said = {
@@ -276,10 +279,9 @@ class Server:
 
         If it is the `last` time, clients keep these models for use.
         """
-        names = progress.agreement.names
+        names = list(progress.agreement.members)
         if not self.settled:
-            self._await(names, len(names))
-            self.settled = True
+            self.wait(names, len(names))
         present = set(self.channel.present())
         here = [name for name in names if name in present]
         asked = {
@@ -308,6 +310,17 @@ class Server:
                 self.tell(f"{name} shares impossible scores; they are left out.")
                 told[name] = Content({}, {})
         return told
+
+
+def stacked(uploads: Mapping[str, Upload]) -> Any:
+    """The trees of uploads as one, with a leading axis over their senders."""
+    return jax.tree.map(lambda *all: jnp.stack(all), *(upload.tree for upload in uploads.values()))
+
+
+def by_weight(algorithm: Algorithm) -> Algorithm:
+    """The algorithm with the weights of the uploads in place of rows: where clients count equally, each has a
+    weight of one, and a region that of its clients."""
+    return dataclasses.replace(algorithm, aggregation="samples")
 
 
 @partial(jax.jit, static_argnames="total")

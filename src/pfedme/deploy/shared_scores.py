@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from pfedme.data.federation import Federation, Part
 from pfedme.engine.evaluation import Evaluation
@@ -34,3 +37,32 @@ def _sums(scores: Scores, federation: Federation, part: Part) -> dict[str, Any]:
     start, count = (values[0] for values in federation.rows(part))
     labels = federation.y[start : start + count]
     return told | {"spread": float(scores.spread.own[0]), "mean": float(labels.mean()) if count else 0.0}
+
+
+def pooled(scores: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The scores of several clients as those of one with the rows of all; numbers about the computation are
+    means over clients.
+
+    >>> one, two = ({"rows": n, "loss": 1.5, "spread": 0.0, "mean": mean} for n, mean in ((1, 0.0), (3, 4.0)))
+    >>> _pooled([one, two])
+    {'loss': 3.0, 'rows': 4, 'spread': 12.0, 'mean': 3.0}
+    """
+    return {
+        "n_train": sum(one["n_train"] for one in scores),
+        "n_test": sum(one["n_test"] for one in scores),
+        "info": {key: float(np.mean([one["info"][key] for one in scores])) for key in scores[0]["info"]},
+        **{
+            part: {kind: _pooled([one[part][kind] for one in scores]) for kind in scores[0][part]}
+            for part in ("test", "train")
+        },
+    }
+
+
+def _pooled(sums: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    told = {key: sum(one[key] for one in sums) for key in ("loss", "rows", "right") if key in sums[0]}
+    if "right" in told:
+        return told
+    rows, mean = (np.array([one[key] for one in sums]) for key in ("rows", "mean"))
+    whole = float(rows @ mean) / max(1, told["rows"])
+    spread = sum(one["spread"] for one in sums) + float(rows @ (mean - whole) ** 2)
+    return told | {"spread": spread, "mean": whole}

@@ -1,4 +1,5 @@
-"""What `pfedme client` does: a SuperNode next to the data, and its output for the owner."""
+"""What `pfedme client` does: a SuperNode next to the data, and its output for the owner. A region has a
+SuperNode too."""
 
 from __future__ import annotations
 
@@ -7,22 +8,20 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pfedme.data.table import OPTIONS, Table, joined
-from pfedme.deploy.client import DONE, REFUSED
+from pfedme.data.table import OPTIONS, joined
+from pfedme.deploy.client import DONE, REFUSED, Client
 from pfedme.deploy.console import plan_lines
 from pfedme.deploy.ending import choice_text
 from pfedme.deploy.events import FOREIGN, TURNED_OUT
 from pfedme.deploy.keys import ClientKeys
 from pfedme.deploy.log import MARK
 from pfedme.deploy.pins import Pins
-from pfedme.deploy.policy import Policy
 from pfedme.deploy.processes import CLIENT, MOST_BYTES, SupervisedProcess, flower, private_home
-from pfedme.engine.choices import Personalize
 from pfedme.errors import InputError, RunError
 from pfedme.files import alone, writing
 
@@ -35,46 +34,47 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Joining:
-    """A client that takes part in a remote federation."""
+class Link:
+    """A connection to a server elsewhere."""
 
     server: str
     """The address of the server."""
-    table: Table
+    name: str
+    """The name under which the server knows this side."""
     state: Path
+    """The folder for the log, and for the server's last word."""
     keys: ClientKeys | None
     """None without TLS and keys."""
-    share_metrics: bool
-    policy: Policy
-    personalize: Personalize | None
-    """How the client chooses its model when the run is over."""
     wait: float
     """Seconds to wait for a server that does not answer."""
+    most_bytes: int
+    """Limit on the bytes of a message of the server."""
 
-    def node_config(self) -> dict[str, Any]:
-        """What a worker makes the client from: the configuration that Flower's own SuperNode would have."""
-        table = self.table
-        given = {
-            name.replace("_", "-"): joined(value) if isinstance(value, tuple) else value
-            for name in OPTIONS
-            if name != "client" and (value := getattr(table, name)) not in (None, ()) and value is not False
-        }
-        if table.test:
-            given["test"] = str(Path(table.test).absolute())
-        limits = {
-            field.name.replace("_", "-"): joined(value) if isinstance(value, tuple) else value
-            for field in dataclasses.fields(self.policy)
-            if (value := getattr(self.policy, field.name)) not in (None, ())
-        }
-        return {
-            **given,
-            **limits,
-            "name": table.owner,
-            "data": str(Path(table.path).absolute()),
-            "state-dir": str(self.state.absolute()),
-            "share-metrics": self.share_metrics,
-            **({"personalize": choice_text(self.personalize)} if self.personalize else {}),
-        }
+
+def node_config(client: Client) -> dict[str, Any]:
+    """What a worker makes a client from: the configuration that Flower's own SuperNode would have."""
+    table, policy = client.table, client.policy
+    given = {
+        name.replace("_", "-"): joined(value) if isinstance(value, tuple) else value
+        for name in OPTIONS
+        if name != "client" and (value := getattr(table, name)) not in (None, ()) and value is not False
+    }
+    if table.test:
+        given["test"] = str(Path(table.test).absolute())
+    limits = {
+        field.name.replace("_", "-"): joined(value) if isinstance(value, tuple) else value
+        for field in dataclasses.fields(policy)
+        if (value := getattr(policy, field.name)) not in (None, ())
+    }
+    return {
+        **given,
+        **limits,
+        "name": table.owner,
+        "data": str(Path(table.path).absolute()),
+        "state-dir": str(client.state.absolute()),
+        "share-metrics": client.share_metrics,
+        **({"personalize": choice_text(client.personalize)} if client.personalize else {}),
+    }
 
 
 @contextmanager
@@ -91,19 +91,28 @@ def at_work(state: Path) -> Iterator[None]:
         yield
 
 
-def supervise(client: Joining, say: Callable[[str], None]) -> None:
-    """Takes part until the server says that the run is over."""
-    pause, seen, asked = FIRST_PAUSE_S, time.monotonic(), Approval(client)
-    os.environ[MOST_BYTES] = str(int(1e6 * client.policy.max_megabytes))
+def supervise(
+    link: Link,
+    work: Mapping[str, Any],
+    say: Callable[[str], None],
+    approval: Callable[[], object] = lambda: None,
+) -> None:
+    """Takes part until the server says that the run is over.
+
+    `work` is what the program that works on the server's messages is made from, and `approval` is called
+    again and again.
+    """
+    pause, seen = FIRST_PAUSE_S, time.monotonic()
+    os.environ[MOST_BYTES] = str(link.most_bytes)
     with private_home() as home:
-        (home / CLIENT).write_text(json.dumps(client.node_config()))
-        trust = (str(client.keys.ca), str(client.keys.key)) if client.keys else (None, None)
-        connection = dict(zip(("server", "ca", "key"), (client.server, *trust), strict=True))
+        (home / CLIENT).write_text(json.dumps(work))
+        trust = (str(link.keys.ca), str(link.keys.key)) if link.keys else (None, None)
+        connection = dict(zip(("server", "ca", "key"), (link.server, *trust), strict=True))
         (home / "node.json").write_text(json.dumps(connection))
         while True:
             words = flower("supernode", home / "node.json")
-            with SupervisedProcess(words, client.state / CLIENT_LOG, home) as node:
-                over, connected, seen = _watch(client, node, seen, asked, say)
+            with SupervisedProcess(words, link.state / CLIENT_LOG, home) as node:
+                over, connected, seen = _watch(link, node, seen, approval, say)
             if over:
                 return
             pause = FIRST_PAUSE_S if connected else min(2 * pause, LONGEST_PAUSE_S)
@@ -112,7 +121,7 @@ def supervise(client: Joining, say: Callable[[str], None]) -> None:
             else:
                 say(
                     "The server did not admit this client; trying again. If this continues, check that the "
-                    f"clocks of both machines agree, and see {client.state / CLIENT_LOG}."
+                    f"clocks of both machines agree, and see {link.state / CLIENT_LOG}."
                 )
             time.sleep(pause)
 
@@ -120,12 +129,12 @@ def supervise(client: Joining, say: Callable[[str], None]) -> None:
 class Approval:
     """The owner's approval of the plan that a server offers, asked for once."""
 
-    def __init__(self, client: Joining) -> None:
-        self.client, self.shown = client, False
+    def __init__(self, state: Path) -> None:
+        self.state, self.shown = state, False
 
     def __call__(self) -> None:
         """Shows the plan once there is one, and asks for approval unless the policy has given it."""
-        pins = Pins(self.client.state)
+        pins = Pins(self.state)
         if self.shown or (found := pins.offered()) is None:
             return
         self.shown = True
@@ -145,7 +154,11 @@ class Approval:
 
 
 def _watch(
-    client: Joining, node: SupervisedProcess, seen: float, approval: Approval, say: Callable[[str], None]
+    link: Link,
+    node: SupervisedProcess,
+    seen: float,
+    approval: Callable[[], object],
+    say: Callable[[str], None],
 ) -> tuple[bool, bool, float]:
     """Returns when the run is over or the SuperNode has ended: whether the run is over, whether the SuperNode
     had connected, and the time of the last connection."""
@@ -168,14 +181,14 @@ def _watch(
                     )
                 case "connected":
                     connected = True
-                    say(f"Connected to {client.server} as {client.table.owner}.")
+                    say(f"Connected to {link.server} as {link.name}.")
                 case "working" | "idle":
                     busy = event.name == "working"
                 case "unreachable" if not trying:
                     trying = True
                     if finished is None:
-                        plainly = "" if client.keys else " in plain text"
-                        say(f"The server at {client.server} does not answer{plainly}; still trying.")
+                        plainly = "" if link.keys else " in plain text"
+                        say(f"The server at {link.server} does not answer{plainly}; still trying.")
                 case "reachable":
                     if trying and connected:
                         say("The server is back.")
@@ -189,7 +202,7 @@ def _watch(
         approval()
         # The server's last word is answered before the SuperNode is stopped, if the server is still there.
         told = ended or trying or not busy
-        if told and (refused := client.state / REFUSED).exists():
+        if told and (refused := link.state / REFUSED).exists():
             word = json.loads(refused.read_text())
             if word.get("own"):
                 # The server may not have fetched the reason yet.
@@ -201,39 +214,39 @@ def _watch(
             if word["over"]:
                 raise RunError(f"The run has failed: {word['reason']}")
             raise InputError(f"The server turned this client away: {word['reason']}")
-        if told and (client.state / DONE).exists():
+        if told and (link.state / DONE).exists():
             finished = finished or time.monotonic()
             if ended or trying or time.monotonic() - finished > LINGER_S:
                 return True, connected, seen
         if connected and not trying:
             seen = time.monotonic()
-        if time.monotonic() - seen > client.wait:
+        if time.monotonic() - seen > link.wait:
             raise RunError(
-                f"The server at {client.server} has not answered for {client.wait:g} seconds (--wait); run "
+                f"The server at {link.server} has not answered for {link.wait:g} seconds (--wait); run "
                 "the same command to take part again."
             )
         if ended:
             if not connected:
-                _explain(client, happened, talk)
+                _explain(link, happened, talk)
             return False, connected, seen
         time.sleep(LOOK_S)
 
 
-def _explain(client: Joining, happened: set[str], talk: list[str]) -> None:
+def _explain(link: Link, happened: set[str], talk: list[str]) -> None:
     """Raises an error if a SuperNode ended for a permanent reason."""
     if "wrong server" in happened:
         raise InputError(
-            f"The server at {client.server} cannot be verified with "
-            f"{client.keys.ca if client.keys else 'TLS'}: it has another certificate, another name, or no "
+            f"The server at {link.server} cannot be verified with "
+            f"{link.keys.ca if link.keys else 'TLS'}: it has another certificate, another name, or no "
             "TLS. Ask its operator for the right keys and address."
         )
     if "refused" in happened:
-        if client.keys is None:
+        if link.keys is None:
             raise InputError(
-                f"The server at {client.server} only accepts clients with a key; ask for one and give --keys."
+                f"The server at {link.server} only accepts clients with a key; ask for one and give --keys."
             )
         raise InputError(
-            f"The server at {client.server} does not know the key {client.keys.key}; its operator must add "
+            f"The server at {link.server} does not know the key {link.keys.key}; its operator must add "
             "its key.pub and restart the server."
         )
     for number, why in (
@@ -241,7 +254,7 @@ def _explain(client: Joining, happened: set[str], talk: list[str]) -> None:
         ("Exit Code: 600", "no such address"),
     ):
         if any(number in line for line in talk):
-            raise InputError(f"Cannot connect to {client.server}: {why}; see {client.state / CLIENT_LOG}.")
+            raise InputError(f"Cannot connect to {link.server}: {why}; see {link.state / CLIENT_LOG}.")
 
 
 def console(line: str) -> None:

@@ -10,13 +10,15 @@ message then starts another. All that a client must not lose is on its disk befo
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import subprocess
 import sys
 import threading
 import time
-from multiprocessing.connection import Connection
+from collections.abc import Callable
+from multiprocessing.connection import Client, Connection
 from pathlib import Path
 
 from pfedme.deploy.messages import Content
@@ -27,6 +29,10 @@ GRACE_S = 60.0
 have to start first."""
 REST_S = 60.0
 """Seconds without work after which a worker is ended, so that an idle client needs little memory."""
+
+
+LINE = "line"
+"""The key of a configuration with the path of the socket at which another program does the work."""
 
 
 class Failed(RunError):
@@ -94,6 +100,41 @@ class Worker:
             self.process = None
 
 
+class Elsewhere:
+    """A program that does the work without having been started for it: the server of a region."""
+
+    def __init__(self, path: str) -> None:
+        """`path` is that of its socket."""
+        self.path = path
+
+    def start(self) -> None:
+        """It runs already."""
+
+    def ask(self, kind: str, run: str, asked: Content | None) -> Content:
+        """The reply to a message of a run; `asked` is None if the message cannot be read."""
+        try:
+            with Client(self.path, "AF_UNIX") as line:
+                line.send((kind, run, asked))
+                words, arrays = line.recv()
+                return Content(json.loads(words), arrays)
+        except (OSError, EOFError):
+            raise Failed("it ended") from None
+
+    def rest(self) -> None:
+        """It goes on without work."""
+
+    def stop(self) -> None:
+        """It ends by itself."""
+
+
+def answer_all(line: Connection, reply: Callable[[str, str, Content | None], Content]) -> None:
+    """Replies to messages until the other side of the line is closed, which raises an error."""
+    while True:
+        words, arrays = reply(*line.recv())
+        # As text, because the other process has not imported the types that words may have.
+        line.send((json.dumps(words), arrays))
+
+
 def main(config: Path, line: Connection) -> None:
     """Replies to messages until the other side of the line is closed."""
     from pfedme.deploy.work import reply
@@ -107,14 +148,8 @@ def main(config: Path, line: Connection) -> None:
             raise InputError("A message of the server cannot be read.")
         return asked
 
-    while True:
-        try:
-            kind, run, asked = line.recv()
-            words, arrays = reply(client, run, kind, lambda asked=asked: read(asked))
-            # As text, because the other process has not imported the types that words may have.
-            line.send((json.dumps(words), arrays))
-        except (OSError, EOFError):
-            return
+    with contextlib.suppress(OSError, EOFError):
+        answer_all(line, lambda kind, run, asked: reply(client, run, kind, lambda: read(asked)))
 
 
 if __name__ == "__main__":

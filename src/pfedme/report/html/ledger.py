@@ -72,7 +72,8 @@ def took_part(told: Told) -> dict[str, Any] | None:
     refused = told.deployment.get("refused", {})
     if not all_shares and not refused:
         return None
-    names = list(dict.fromkeys([*told.deployment.get("clients", ()), *(s.client for s in all_shares)]))
+    members = told.deployment.get("members") or told.deployment.get("clients", ())  # a region is a member
+    names = list(dict.fromkeys([*members, *(s.client for s in all_shares)]))
     own: dict[str, list[Share]] = {name: [] for name in names}
     for share in all_shares:
         own[share.client].append(share)

@@ -159,10 +159,9 @@ def _check(record: dict[str, Any]) -> None:
     deployment = record.get("deployment", {})
     for privacy in filter(None, (record.get("privacy"), deployment.get("privacy"))):
         privacy_sentences(privacy)  # raises an error if a part is missing
-    clients, refused = deployment.get("clients", []), deployment.get("refused", {})
-    if not (
-        isinstance(clients, list) and all(isinstance(text, str) for text in (*clients, *refused.values()))
-    ):
+    lists = [deployment.get("clients", []), deployment.get("members", [])]
+    texts = [text for names in (*lists, deployment.get("refused", {}).values()) for text in names]
+    if not (all(isinstance(n, list) for n in lists) and all(isinstance(text, str) for text in texts)):
         raise TypeError("a client of the deployment is not a string")
     if record["status"] == "finished":
         for key in ("compile_s", "train_s", "eval_s"):
