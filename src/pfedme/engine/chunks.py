@@ -71,13 +71,24 @@ def size_of(model: Model) -> int:
 def chunks(who: np.ndarray, blocks: Blocks, size: int) -> Iterator[Chunk]:
     """Clients `who` in chunks of at most `size`, with their blocks of rows. If there are several, the blocks
     are as many in each, so that all share one compiled program."""
-    if len(who) <= size:
-        yield Chunk(who, len(who), 0, blocks)
-        return
-    size = -(-len(who) // -(-len(who) // size))
-    for first, own in zip(range(0, len(who), size), blocks.parts(len(who), size), strict=True):
+    parts, first = list(groups(who, size)), 0
+    own = blocks.parts(len(who), len(parts[0][0])) if len(parts) > 1 else [blocks]
+    for (some, count), blocks in zip(parts, own, strict=True):
+        yield Chunk(some, count, first, blocks)
+        first += count
+
+
+def groups(who: np.ndarray, size: int) -> Iterator[tuple[np.ndarray, int]]:
+    """Clients `who` in groups of at most `size`, all of the same length: the last client is repeated if
+    there are too few. The second number is how many there are without repetition.
+
+    >>> [(some.tolist(), count) for some, count in groups(np.array([5, 6, 7]), 2)]
+    [([5, 6], 2), ([7, 7], 1)]
+    """
+    size = max(1, -(-len(who) // max(1, -(-len(who) // size))))
+    for first in range(0, len(who), size):
         some = who[first : first + size]
-        yield Chunk(np.pad(some, (0, size - len(some)), mode="edge"), len(some), first, own)
+        yield np.pad(some, (0, size - len(some)), mode="edge"), len(some)
 
 
 def in_chunks(model: Model, theta: Params, blocks: Blocks) -> Iterator[tuple[Params, Blocks, int]]:

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from pfedme.algorithms import Algorithm
@@ -33,6 +34,16 @@ def first_server(algorithm: Algorithm, model: Model, seed: int, clients: int) ->
 def first_state(algorithm: Algorithm, model: Model, seed: Any, sent: Any) -> Any:
     """What a client keeps before its first round, given what it would be sent then."""
     return algorithm.init(sent, partial(first_model, model, seed))
+
+
+@partial(jax.jit, static_argnames="clients")
+def first_states(algorithm: Algorithm, model: Model, seed: Any, server: Any, clients: int) -> Any:
+    """What all clients keep before their first round, stacked."""
+
+    def first(i: jax.Array) -> Any:
+        return first_state(algorithm, model, seed, algorithm.send(server, i))
+
+    return jax.vmap(first, axis_size=clients)(jnp.arange(clients))
 
 
 class Exchange(NamedTuple):

@@ -245,7 +245,7 @@ def score(
     rows = None
     if keep:
         assert positive is not None
-        scores = sums[2].swapaxes(1, 2)[blocks.own(len(x))]
+        scores = _by_row(sums[2], blocks, len(x))
         labels = (read(y) if labels is None else labels)[blocks.rows()]
         owner = blocks.owner()
         if spread is None:
@@ -260,6 +260,16 @@ def score(
         spread=spread,
         rows=rows,
     )
+
+
+def logits(model: Model, theta: Params, x: jax.Array, y: jax.Array, blocks: Blocks) -> np.ndarray:
+    """What θ, as in `score`, returns for each row, in the order of the blocks; there must be blocks."""
+    return _by_row(_of_blocks(model, theta, x, y, blocks, each_row=False, scores=True)[2], blocks, len(x))
+
+
+def _by_row(scores: np.ndarray, blocks: Blocks, stored: int) -> np.ndarray:
+    """The scores of blocks, block × score × row, with a row for each row."""
+    return scores.swapaxes(1, 2)[blocks.own(stored)]
 
 
 def fits(model: Model, rows: int) -> bool:

@@ -27,6 +27,7 @@ from pfedme.data.federation import Federation
 from pfedme.data.natural import Natural
 from pfedme.data.table import Table
 from pfedme.engine.choices import Line, Personalize, Start, for_all, personalize
+from pfedme.engine.chunks import Stacked
 from pfedme.engine.differences import differences
 from pfedme.engine.exchange import first_model
 from pfedme.engine.label_shift import prior
@@ -151,13 +152,13 @@ class FinishedRun:
         clusters = clusters_in(differences(federation.hold_out(0, Personalize.folds)))
         return self.recipe.ifca(clusters) if clusters else None
 
-    def alone(self, federation: Federation) -> tuple[Callable[[Federation], Params], bool]:
+    def alone(self, federation: Federation) -> tuple[Callable[[Federation], Stacked], bool]:
         """A function that trains each client of a federation alone, with the number of rounds and the l2 that
         are best on validation rows; and whether the losses were still falling then."""
         s = self.simulation
         known = self.trained_alone if federation is s.federation else None
         recipe, improving = known or alone_recipe(s.model, federation, s.seed, self.run.budget)
-        return recipe.personal, improving
+        return recipe.models, improving
 
     def encoded(self, source: Source) -> Federation:
         """The federation of a source; a table's rows are encoded in the same way as the run's own table."""
