@@ -102,6 +102,7 @@ def test_the_record_has_the_keys_of_the_contract(finished: dict[str, Finished], 
     assert record["timing"]["rounds"] == 3
     assert all(record["timing"][k] >= 0 for k in ("compile_s", "train_s", "eval_s"))
     assert {"python", "jax", "numpy", "devices"} <= set(record["environment"])
+    assert ("proximal_steps" in record["environment"]) == (record["config"]["algorithm"]["name"] == "pfedme")
     assert {"algorithm", "data", "model", "rounds", "cohort", "seed"} <= set(record["config"])
     assert [entry["round"] for entry in record["history"]] == [0, 1, 2, 3]
     assert record["final"] == record["history"][-1]

@@ -20,7 +20,7 @@ from pfedme.engine.devices import read, replicate
 if TYPE_CHECKING:
     from pfedme.engine.metrics import Blocks
 
-MOST_BYTES = 2**28
+MOST_BYTES = 2**27
 """Limit on what clients that work at once need for their models and rows; beyond it, they take turns."""
 
 

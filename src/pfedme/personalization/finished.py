@@ -48,7 +48,7 @@ from pfedme.personalization.lines import (
     personal_line,
     trained_under,
 )
-from pfedme.runs.folder import Folder, models_file
+from pfedme.runs.folder import Folder, write_models
 from pfedme.runs.run import Run, load
 
 NEWCOMER_ROWS = (5, 10, 20, 50, 100, 200, 400)
@@ -354,14 +354,12 @@ def write(path: Path, found: Personalized, model: Model, federation: Federation,
     from pfedme.report.gain import gain_figure
 
     summed_up = json.dumps(document(found, how), indent=1) + "\n"
-    content = models_file(
-        {"theta": np.asarray(found.theta.ravel(1))}, model, federation, range(federation.clients)
-    )
+    theta = {"theta": np.asarray(found.theta.ravel(1))}
     with writing(path):
         path.mkdir(parents=True, exist_ok=True)
         atomic_write(path / "personalized.csv", clients_csv(found, federation))
         atomic_write(path / "personalized.png", gain_figure(found, federation))
-        atomic_write(Folder(path).offered, content)
+        write_models(Folder(path).offered, theta, model, federation, range(federation.clients))
         atomic_write(path / "personalized.json", summed_up)
 
 

@@ -47,7 +47,7 @@ ROSE = 0.01
 """How much, as the same kind of share, the loss on training rows may rise before steps count as too large."""
 RETRIES = 6
 """How often training that diverges is restarted with a quarter of its step sizes."""
-MODELS = 6
+MODELS = 10
 """Models that a client needs memory for while it trains one of its own."""
 UNJUDGED = 100
 """Number of rounds if no client has enough rows to hold some out."""
