@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
 from laws import federation, network, tiny
 
 from pfedme.algorithms import FedAvg, PFedMe
