@@ -29,15 +29,16 @@ def peak_gib() -> float:
 
 
 def personalize(clients: int) -> dict[str, float]:
-    """Trains, evaluates all clients, finds a model for each of them, and writes all files, with few rounds and
-    steps, which make no difference to memory."""
+    """Trains, evaluates all clients, finds a model for each of them, and writes all files; with few rounds and
+    steps, which do not change how much memory that takes."""
     begin = time.perf_counter()
-    with tempfile.TemporaryDirectory() as scratch:
-        words = f"""run pfedme --data mnist:partition=dirichlet,clients={clients} --model mlr --cohort 100 --rounds 5
-            --budget 1 --personalize auto:folds=2,steps=20 --force --out {scratch}"""
+    with tempfile.TemporaryDirectory() as out:
+        data = f"mnist:partition=dirichlet,clients={clients}"
+        choice = "--personalize auto:folds=2,steps=20 --eval-every 5 --budget 1"
+        words = f"run pfedme --data {data} --model mlr --cohort 100 --rounds 5 {choice} --force --out {out}"
         status = pfedme(words.split())
         assert status == 0
-        written = sum(path.stat().st_size for path in Path(scratch).iterdir())
+        written = sum(path.stat().st_size for path in Path(out).iterdir())
     return {
         "n": clients,
         "peak_rss_gib": peak_gib(),
