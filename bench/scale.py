@@ -29,8 +29,8 @@ def peak_gib() -> float:
 
 
 def personalize(clients: int) -> dict[str, float]:
-    """Trains, evaluates all clients, finds a model for each of them, and writes all files; with few rounds and
-    steps, which do not change how much memory that takes."""
+    """Trains, evaluates all clients, finds a model for each of them, and writes all files. Rounds and steps
+    are few, because memory does not depend on them."""
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory() as out:
         data = f"mnist:partition=dirichlet,clients={clients}"

@@ -153,7 +153,7 @@ def write_safetensors(file: BinaryIO, tensors: dict[str, np.ndarray], metadata: 
     for name, a in tensors.items():
         kind = f"{a.dtype.kind.upper()}{8 * a.dtype.itemsize}"  # F32, I64
         header[name] = {"dtype": kind, "shape": a.shape, "data_offsets": (at, at := at + a.nbytes)}
-    content = json.dumps(header, separators=(",", ":")).encode()
+    content = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     content += b" " * (-len(content) % 8)
     file.write(len(content).to_bytes(8, "little") + content)
     for a in tensors.values():
