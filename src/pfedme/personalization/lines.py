@@ -14,7 +14,7 @@ from pfedme.core.models import Model
 from pfedme.core.tree import Params
 from pfedme.data.federation import Federation
 from pfedme.engine.choices import Line, Start, for_all
-from pfedme.engine.chunks import MadeOnDemand, Stacked, groups, stacked
+from pfedme.engine.chunks import MadeOnDemand, Stacked, groups
 from pfedme.engine.differences import Differences
 from pfedme.engine.label_shift import frequencies, prior
 from pfedme.engine.simulate import Simulation, State
@@ -114,7 +114,7 @@ class Recipe:
 def answers(simulation: Simulation, state: State) -> Stacked:
     """The personal models with which clients respond to w."""
     make = partial(answered, simulation, state)
-    return at_once_or_later(make, simulation.federation, simulation.room(8))
+    return at_once_or_later(make, simulation.federation, simulation.room(MODELS))
 
 
 def answered(simulation: Simulation, state: State, who: np.ndarray) -> Params:
@@ -236,11 +236,16 @@ class Clusters:
     def chosen(self, federation: Federation) -> tuple[Stacked, np.ndarray]:
         """The model of each client's cluster, by its training rows, and the cluster's index."""
         simulation = self.recipe.simulation(federation, self.clients)
-        info = (
-            (simulation.answer(self.state, some)[1], count)
-            for some, count in groups(np.arange(federation.clients), simulation.room(8))
-        )
-        return answers(simulation, self.state), stacked(info, federation.clients)["cluster"].astype(int)
+        everyone, room = np.arange(federation.clients), simulation.room(MODELS)
+        if len(everyone) <= room:  # one answer has both
+            models, info = simulation.answer(self.state)
+            assert models.personal is not None
+            return models.personal, info["cluster"].astype(int)
+        which = [
+            simulation.answer(self.state, some)[1]["cluster"][:count]
+            for some, count in groups(everyone, room)
+        ]
+        return MadeOnDemand(partial(answered, simulation, self.state)), np.concatenate(which).astype(int)
 
     def start(self, federation: Federation) -> Start:
         """The model of each client's cluster, and the label frequencies that it was trained under."""
