@@ -413,7 +413,7 @@ def test_the_advice_knows_the_smoothness_of_softmax_regression(
 def test_models_are_written_as_safetensors_writes_them(names: tuple[str, ...]):
     rng = np.random.default_rng(0)
     tensors = {name: rng.normal(size=(3, len(name))).astype(np.float32) for name in reversed(names)}
-    mixed = {"a": np.arange(5, dtype=np.int32), "b": np.float64([np.pi]), "c": np.zeros((0, 2), np.float32)}
+    mixed = {"a": np.arange(5, dtype=np.int32), "b": np.array([np.pi]), "c": np.zeros((0, 2), np.float32)}
     for metadata in ({"pfedme": '{"names": ["Zürich"]}'}, {"pfedme": "1234567"}):
         file = io.BytesIO()
         write_safetensors(file, tensors, metadata)

@@ -139,7 +139,7 @@ class Params:
         kind: Any = np if all(isinstance(a, np.ndarray) for a in leaves) else jnp
         return kind.concatenate([kind.reshape(a, (*a.shape[:batch_dims], -1)) for a in leaves], axis=-1)
 
-    def like(self, vector: jax.Array) -> Params:
+    def like(self, vector: jax.Array | np.ndarray) -> Params:
         """The inverse of `ravel`: `vector`, or each row of a matrix, in the layers of this point."""
         leaves, structure = jax.tree.flatten(self.tree)
         batch, out, at = vector.shape[:-1], [], 0

@@ -69,7 +69,7 @@ class Result:
     evaluation: Evaluation
     w: jax.Array | None
     """The global model's coordinates, if there is one."""
-    theta: jax.Array | None
+    theta: jax.Array | np.ndarray | None
     """The personal models' coordinates, one row per client, if there are any."""
     federation: Federation
     model: Model
