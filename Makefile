@@ -4,7 +4,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 unexport PYTHONDONTWRITEBYTECODE  # the tests start many processes, which share their bytecode
 
-.PHONY: run test test-all test-live lint bench bench-peers bench-table bench-mapped bench-client bench-clipping \
+.PHONY: run test test-all test-live test-native lint bench bench-peers bench-table bench-mapped bench-client bench-clipping \
         bench-federation real-tables advice-tables attack docs wheel check-wheel clean
 
 run: $(INSTALLED)
@@ -22,6 +22,10 @@ test-all: lint
 test-live: $(INSTALLED)
 	$(BIN)/pytest -m '' -s tests/test_live.py tests/test_live_long.py tests/test_live_outside.py tests/test_live_relatives.py \
 	    tests/test_live_choice.py tests/test_live_privacy.py tests/test_live_region.py
+
+test-native: $(INSTALLED)  # the kernel of the proximal steps, which needs the compiler in a package
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[native]'
+	$(BIN)/pytest -n 2 tests/test_native.py tests/test_accelerators.py
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -6,11 +6,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from laws import federation, network, tiny
 
+from pfedme.algorithms import FedAvg, PFedMe
 from pfedme.core import native
 from pfedme.core.models import Network
 from pfedme.core.problem import Loss
 from pfedme.core.prox import descend, prox
+from pfedme.engine import simulate
+from pfedme.engine.devices import padded
+from pfedme.engine.simulate import Simulation
+from pfedme.runs.environment import form
 
 needs_kernel = pytest.mark.skipif(
     importlib.util.find_spec("ziglang") is None, reason="the kernel is compiled by the package ziglang"
@@ -120,6 +126,24 @@ def test_large_scores_do_not_overflow():
     model, (x, y, _), (w, start) = problem(7, (), 3, 6)
     f = Loss(model, 1e3 * x[0], y[0])
     assert_close(kernel(f, w[0], start[0], 1), plain(f, w[0], start[0], 1))
+
+
+@needs_kernel
+@pytest.mark.parametrize(
+    ("given", "longest"),
+    [({}, 8), ({"nu": 0.1}, 8), ({"solver": "nesterov"}, 8), ({"B": 0}, 64), ({"B": 0}, 65)],
+)
+def test_the_record_says_which_form_ran(given, longest):
+    fed = federation(((longest, 2), (5, 1), (6, 1)))
+    simulation = Simulation(tiny(PFedMe, R=2, **given), network(), fed, cohort=2)
+    who = np.stack([padded(simulation.seated(0))] * simulate.MOST_ROUNDS).astype(np.int32)
+    state, work = simulation.start(), (padded(np.zeros(2, int)), who, 1, None)
+    program = simulate._advance.lower(simulation.store, (simulation.job(0),), (state,), *work, cohort=2)
+    ran = "machine code" if native.TARGET in program.as_text() else "XLA"
+    assert form(simulation) == {"proximal_steps": ran}
+    assert (ran == "machine code") == (not given or (longest == 64 and "B" in given))
+    fedavg = Simulation(tiny(FedAvg), network(), fed, cohort=2)
+    assert form(fedavg) == {}
 
 
 def test_everything_else_is_left_to_xla():

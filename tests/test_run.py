@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.numpy
 from laws import PAPERS
 from safetensors import safe_open
 
@@ -23,6 +24,7 @@ from pfedme.core.models import parse_model
 from pfedme.core.spec import build
 from pfedme.data.federation import Federation
 from pfedme.data.synthetic import Synthetic
+from pfedme.runs.folder import write_safetensors
 from pfedme.runs.run import Run
 from pfedme.training.execute import execute
 
@@ -102,6 +104,7 @@ def test_the_record_has_the_keys_of_the_contract(finished: dict[str, Finished], 
     assert record["timing"]["rounds"] == 3
     assert all(record["timing"][k] >= 0 for k in ("compile_s", "train_s", "eval_s"))
     assert {"python", "jax", "numpy", "devices"} <= set(record["environment"])
+    assert ("proximal_steps" in record["environment"]) == (record["config"]["algorithm"]["name"] == "pfedme")
     assert {"algorithm", "data", "model", "rounds", "cohort", "seed"} <= set(record["config"])
     assert [entry["round"] for entry in record["history"]] == [0, 1, 2, 3]
     assert record["final"] == record["history"][-1]
@@ -404,3 +407,19 @@ def test_the_advice_knows_the_smoothness_of_softmax_regression(
         top = max(top, float(np.linalg.eigvalsh(x.T @ x / len(x))[-1]))
     assert 0 < L < 1.2 * (top / 2 + 0.001)
     assert not math.isnan(L)
+
+
+@pytest.mark.parametrize("names", [("theta", "w"), ("w",), ()])
+def test_models_are_written_as_safetensors_writes_them(names: tuple[str, ...]):
+    rng = np.random.default_rng(0)
+    tensors = {name: rng.normal(size=(3, len(name))).astype(np.float32) for name in reversed(names)}
+    mixed = {"a": np.arange(5, dtype=np.int32), "b": np.array([np.pi]), "c": np.zeros((0, 2), np.float32)}
+    for metadata in ({"pfedme": '{"names": ["Zürich"]}'}, {"pfedme": "1234567"}):
+        file = io.BytesIO()
+        write_safetensors(file, tensors, metadata)
+        assert file.getvalue() == safetensors.numpy.save(tensors, metadata)
+        file = io.BytesIO()
+        write_safetensors(file, mixed, metadata)
+        for name, a in safetensors.numpy.load(file.getvalue()).items():
+            np.testing.assert_array_equal(a, mixed[name])
+            assert a.dtype == mixed[name].dtype

@@ -60,7 +60,9 @@ def carry_out(argv: list[str]) -> int:
             )
     if not first:
         return 0
-    return show_run(result.record, result.federation, out, as_json=args.json)
+    record, federation = result.record, result.federation
+    del result  # its models' memory is needed for those that clients choose
+    return show_run(record, federation, out, as_json=args.json)
 
 
 def _described(args: argparse.Namespace) -> Run:

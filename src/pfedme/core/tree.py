@@ -133,11 +133,13 @@ class Params:
         return jax.tree.leaves(self.tree)[0].dtype
 
     def ravel(self, batch_dims: int = 0) -> jax.Array:
-        """The coordinates as one vector; for a stack of points (`batch_dims` = 1), one row per point."""
+        """The coordinates as one vector; for a stack of points (`batch_dims` = 1), one row per point. If the
+        layers are NumPy arrays, so is the result."""
         leaves = jax.tree.leaves(self.tree)
-        return jnp.concatenate([jnp.reshape(a, (*a.shape[:batch_dims], -1)) for a in leaves], axis=-1)
+        kind: Any = np if all(isinstance(a, np.ndarray) for a in leaves) else jnp
+        return kind.concatenate([kind.reshape(a, (*a.shape[:batch_dims], -1)) for a in leaves], axis=-1)
 
-    def like(self, vector: jax.Array) -> Params:
+    def like(self, vector: jax.Array | np.ndarray) -> Params:
         """The inverse of `ravel`: `vector`, or each row of a matrix, in the layers of this point."""
         leaves, structure = jax.tree.flatten(self.tree)
         batch, out, at = vector.shape[:-1], [], 0

@@ -114,7 +114,7 @@ class Choice:
         given = getattr(plan.algorithm, "lam", None) if plan.algorithm.name == "pfedme" else None
         tested = bool(np.any(federation.n_test))
         found = personalize(
-            self.how, model, federation, self.lines(), alone.personal, seed=plan.seed, given=given,
+            self.how, model, federation, self.lines(), alone.models, seed=plan.seed, given=given,
             measure=metric_for(federation)[0] if tested else None, watch=watch,
         )  # fmt: skip
         return found, improving

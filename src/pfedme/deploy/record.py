@@ -33,7 +33,7 @@ from pfedme.privacy.rows import NOT_COVERED
 from pfedme.privacy.units import Clients, Rows
 from pfedme.runs.clients_file import clients_csv
 from pfedme.runs.environment import environment
-from pfedme.runs.folder import Folder, models_file
+from pfedme.runs.folder import Folder, write_models
 from pfedme.runs.ledger import Part, ledger_csv
 from pfedme.runs.run import Run
 
@@ -172,7 +172,7 @@ class DeploymentRecord:
         with writing(self.folder.path):
             shared = server.shared(progress)
             tensors = {} if shared is None else {"w": np.asarray(shared.ravel())}
-            atomic_write(self.folder.model, models_file(tensors, model, nobody, ()))
+            write_models(self.folder.model, tensors, model, nobody, ())
             shared = {
                 name: content.words["scores"] for name, content in told.items() if "scores" in content.words
             }

@@ -15,7 +15,7 @@ rows of its own, or where its own rows cannot tell, a client follows what is bes
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, ClassVar, NamedTuple
 
 import jax
@@ -27,15 +27,15 @@ from pfedme.core.models import Model
 from pfedme.core.spec import Bound, Count, Index, NonNegative
 from pfedme.core.tree import Params, record
 from pfedme.data.federation import Federation
-from pfedme.engine.devices import replicate
+from pfedme.engine.chunks import MadeOnDemand, Stacked, chunks, stacked
+from pfedme.engine.devices import read, replicate
 from pfedme.engine.label_shift import shift, shifted
 from pfedme.engine.measure import ACCURACY, R2, Measure
-from pfedme.engine.metrics import Blocks, Outcomes, Spread, score
-from pfedme.engine.path import lambda_path, own_steps
+from pfedme.engine.metrics import Blocks, Outcomes
+from pfedme.engine.path import lambda_path, own_steps, walked_at_once
 from pfedme.engine.personalized import Candidate, Personalized
-from pfedme.engine.rowmetrics import Value
+from pfedme.engine.scorer import Scorer
 from pfedme.engine.simulate import Simulation, State
-from pfedme.engine.store import Store
 
 PATH = (100.0, 30.0, 10.0, 3.0, 1.0, 0.3, 0.1, 0.03, 0.01)
 """The values of λ between ∞ and 0."""
@@ -74,8 +74,8 @@ class Personalize:
 class Start(NamedTuple):
     """Where paths begin."""
 
-    models: Params
-    """A model for each client, stacked; `for_all` repeats a shared one."""
+    models: Stacked
+    """A model for each client; `for_all` repeats a shared one."""
     prior: np.ndarray | None = None
     """π: the label frequencies that the models were trained under, for all clients or a row for each; None if
     labels are quantities."""
@@ -93,8 +93,8 @@ class Line(NamedTuple):
 
 
 def for_all(w: Params, clients: int) -> Params:
-    """w for each of so many clients, stacked."""
-    return w.map(lambda leaf: jnp.broadcast_to(leaf, (clients, *leaf.shape)))
+    """w for each of so many clients, stacked, which takes no more memory than w."""
+    return Params(jax.tree.map(lambda leaf: np.broadcast_to(read(leaf), (clients, *leaf.shape)), w.tree))
 
 
 def candidates(
@@ -203,7 +203,7 @@ def personalize(
     model: Model,
     federation: Federation,
     lines: Sequence[Line],
-    alone: Callable[[Federation], Params],
+    alone: Callable[[Federation], Stacked],
     *,
     seed: int = 0,
     given: float | None = None,
@@ -234,10 +234,14 @@ def personalize(
         blocks = Blocks.cut(*(a[who] for a in part.rows("validation")))
         starts, offered = _started(how, model, part, lines, alone, given)
         own = jax.random.fold_in(key, fold)
-        found = lambda_path(model, part, starts, offered, own, who, blocks, eta, how.B, temperatures)
-        judged = [row_score(outcome) for outcome, _ in found]
-        scores.append(np.stack(judged, axis=1))
-        owners.append(who[blocks.owner()])
+        for some in chunks(who, blocks, walked_at_once(model, part, len(starts), how.B)):
+            found = lambda_path(
+                model, part, starts, offered, own, some.who, some.blocks, eta, how.B, temperatures
+            )
+            judged = [row_score(outcome) for outcome, _ in found]
+            scores.append(np.stack(judged, axis=1))
+            owners.append(some.who[some.blocks.owner()])
+        del part, starts  # the next ones need their memory
     watch("models", folds, folds + 1)
     owner, every = np.concatenate(owners), np.concatenate(scores)
     if temperatures:
@@ -248,31 +252,41 @@ def personalize(
     means = _by_client(every, owner, federation.clients) / np.where(count > 0, count, np.nan)
 
     test = Blocks.cut(*federation.rows("test"))
-    right, theta, shared = [], None, None
-    values = dict[str, Value | None]()
-    metric = None if measure in (ACCURACY, R2) else measure
-    judged = metric and _judge_of(metric, model, federation, test, positive)
-    who = np.arange(federation.clients)
     y = federation.y[test.rows()].astype(np.float64)
     variance = float(np.var(y)) if len(y) and federation.classes == 0 else 1.0
     starts, offered = _started(how, model, federation, lines, alone, given)
     last = jax.random.fold_in(key, folds)
-    walked = lambda_path(model, federation, starts, offered, last, who, test, eta, how.B)
-    for place, (found, models) in enumerate(walked):
-        right.append(found.right if federation.classes else _explained(found, variance))
-        theta = models if theta is None else _where(jnp.asarray(choice == place), models, theta)
-        if judged:
-            shared = models if shared is None else _where(jnp.asarray(joined == place), models, shared)
-            if not offered[place].on_path:
-                values[offered[place].name] = judged(models)
-    assert theta is not None
-    if judged and shared is not None:
-        values |= {"recommended": judged(theta), "own-lambda": judged(shared)}
-    known = {name: value for name, value in values.items() if value is not None}
+    scorer = None
+    if measure is not None and measure not in (ACCURACY, R2):
+        scorer = Scorer.of(measure, model, federation, test, positive)
+    right = []
+
+    def fitted() -> Iterator[tuple[Params, int]]:
+        """The chosen models of some clients after another."""
+        size = walked_at_once(model, federation, len(starts), how.B)
+        for some in chunks(np.arange(federation.clients), test, size):
+            walked = lambda_path(model, federation, starts, offered, last, some.who, some.blocks, eta, how.B)
+            rows, theta, shared = [], None, None
+            for place, (found, models) in enumerate(walked):
+                rows.append(found.right if federation.classes else _explained(found, variance))
+                theta = _taken(models, theta, choice[some.who] == place)
+                if scorer:
+                    shared = _taken(models, shared, joined[some.who] == place)
+                    if not offered[place].on_path:
+                        scorer.add(offered[place].name, models, some)
+            assert theta is not None
+            right.append(np.stack(rows, axis=1))
+            if scorer and shared is not None:
+                scorer.add("recommended", theta, some)
+                scorer.add("own-lambda", shared, some)
+            yield theta, some.clients
+
+    theta = stacked(fitted(), federation.clients)
+    known = scorer.values() if scorer else {}
     watch("models", folds + 1, folds + 1)
     return Personalized(
-        offered, choice, joined, means, theta, np.stack(right, axis=1), test.owner(),
-        metric=metric if known else None, values=known,
+        offered, choice, joined, means, theta, np.concatenate(right), test.owner(),
+        metric=measure if known else None, values=known,
     )  # fmt: skip
 
 
@@ -281,41 +295,27 @@ def _started(
     model: Model,
     federation: Federation,
     lines: Sequence[Line],
-    alone: Callable[[Federation], Params],
+    alone: Callable[[Federation], Stacked],
     given: float | None,
-) -> tuple[dict[str, Params], list[Candidate]]:
-    """The models of all clients, stacked, that paths start from or that are ready; and the candidates."""
-    starts = dict[str, Params]()
+) -> tuple[dict[str, Stacked], list[Candidate]]:
+    """The models of all clients that paths start from or that are ready; and the candidates."""
+    starts = dict[str, Stacked]()
     begun = {line: line.start(federation) for line in lines}
     shifts = model.has_class_biases() and begun[lines[0]].prior is not None
     for line, start in begun.items():
         starts[line.name] = start.models
         if line.path and shifts:
             assert start.prior is not None
-            own = jnp.asarray(shift(federation, start.prior), jnp.float32)
-            starts[with_prior(line.name)] = jax.vmap(shifted)(start.models, own)
+            starts[with_prior(line.name)] = _shifted(start.models, shift(federation, start.prior))
     starts["alone"] = alone(federation)
     centres = [line.name for line in lines if line.path]
     ready = [line.name for line in lines if not line.path]
     return starts, candidates(how, given, shifted=shifts, centres=centres, ready=ready)
 
 
-def _judge_of(
-    metric: Measure, model: Model, federation: Federation, blocks: Blocks, positive: int | None
-) -> Callable[[Params], Value | None]:
-    """A function that computes a metric of stacked models on the rows in `blocks`; None if there are too many
-    rows to keep."""
-    store, clients = Store.of(federation), federation.clients
-    spread = None
-    if federation.classes == 0:
-        spread = Spread.of(federation.y, blocks, clients, federation.label_unit)
-    positive = federation.positive if positive is None else positive
-
-    def judged(models: Params) -> Value | None:
-        rows = score(model, models, store.x, store.y, blocks, clients, spread, positive).rows
-        return None if rows is None else rows.value(metric.key)
-
-    return judged
+def _shifted(models: Stacked, shift: np.ndarray) -> Stacked:
+    """The models with each client's `shift` of its label frequencies."""
+    return MadeOnDemand(lambda who: jax.vmap(shifted)(models[who], jnp.asarray(shift[who], jnp.float32)))
 
 
 def _explained(found: Outcomes, variance: float) -> np.ndarray:
@@ -360,15 +360,24 @@ def with_own_lambdas(simulation: Simulation, state: State, how: Personalize | No
     w = simulation.shared(state)
     assert w is not None
     starts = {"global": for_all(w, federation.clients)}
-    walked = lambda_path(simulation.model, federation, starts, offered, key, who, blocks, eta, how.B)
-    scores = np.stack([row_score(found) for found, _ in walked], axis=1)
-    choice = choose(scores, blocks.owner(), federation.clients, how.caution)
+    scores = []
+    for some in chunks(who, blocks, walked_at_once(simulation.model, federation, 1, how.B)):
+        walked = lambda_path(
+            simulation.model, federation, starts, offered, key, some.who, some.blocks, eta, how.B
+        )
+        scores.append(np.stack([row_score(found) for found, _ in walked], axis=1))
+    choice = choose(np.concatenate(scores), blocks.owner(), federation.clients, how.caution)
     return state._replace(clients=replicate(jnp.asarray(np.array(lams, np.float32)[choice])))
 
 
 def _by_client(values: np.ndarray, owner: np.ndarray, clients: int) -> np.ndarray:
     """The sums of each column over each client's rows."""
     return np.stack([np.bincount(owner, column, clients) for column in values.T], axis=1)
+
+
+def _taken(mine: Params, other: Params | None, mask: np.ndarray) -> Params:
+    """`mine` where the mask is true, `other`, if there is one, elsewhere, in stacks of points."""
+    return mine if other is None else _where(jnp.asarray(mask), mine, other)
 
 
 @jax.jit

@@ -6,9 +6,11 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from pfedme.algorithms import Algorithm
+from pfedme.core import native
 from pfedme.core.models import Model
 from pfedme.core.problem import Problem
 from pfedme.core.tree import Params
@@ -35,6 +37,16 @@ def first_state(algorithm: Algorithm, model: Model, seed: Any, sent: Any) -> Any
     return algorithm.init(sent, partial(first_model, model, seed))
 
 
+@partial(jax.jit, static_argnames="clients")
+def first_states(algorithm: Algorithm, model: Model, seed: Any, server: Any, clients: int) -> Any:
+    """What all clients keep before their first round, stacked."""
+
+    def first(i: jax.Array) -> Any:
+        return first_state(algorithm, model, seed, algorithm.send(server, i))
+
+    return jax.vmap(first, axis_size=clients)(jnp.arange(clients))
+
+
 class Exchange(NamedTuple):
     """The shapes of what the server and a client exchange in a round."""
 
@@ -49,6 +61,19 @@ class Exchange(NamedTuple):
 
 def exchange(algorithm: Algorithm, model: Model, features: int, clients: int) -> Exchange:
     """The shapes of what is exchanged in a federation with this many clients and features."""
+    return jax.eval_shape(*_round(algorithm, model, features, clients))
+
+
+def takes_native_steps(algorithm: Algorithm, model: Model, features: int, most_rows: int) -> bool:
+    """Whether clients that have at most so many rows take their proximal steps as machine code."""
+    round, *shapes = _round(algorithm, model, features, 1, most_rows)
+    return native.TARGET in str(jax.make_jaxpr(round)(*shapes))
+
+
+def _round(
+    algorithm: Algorithm, model: Model, features: int, clients: int, longest: int = 1
+) -> tuple[Any, ...]:
+    """A client's part of a round as a function, and the shapes of its arguments."""
     one = jax.ShapeDtypeStruct((), np.int32)
     x = jax.ShapeDtypeStruct((1, features), np.float32)
     y = jax.ShapeDtypeStruct((1,), np.float32 if model.classes == 0 else np.int32)
@@ -58,11 +83,11 @@ def exchange(algorithm: Algorithm, model: Model, features: int, clients: int) ->
         server = algorithm.begin(key, first, clients)
         sent = algorithm.send(server, i)
         state = algorithm.init(sent, first)
-        problem = Problem(model, x, y, i, i, i, i, 1, algorithm.batches)
+        problem = Problem(model, x, y, i, i, i, i, longest, algorithm.batches)
         update = algorithm.client_update(key, problem, sent, state)
         return Exchange(server, sent, state, algorithm.encoded(key, update.upload))
 
-    return jax.eval_shape(round, jax.random.key(0), x, y, one)
+    return round, jax.random.key(0), x, y, one
 
 
 def upload_of(algorithm: Algorithm, model: Model, features: int, clients: int) -> Any:

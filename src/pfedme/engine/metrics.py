@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from pfedme.core.losses import is_first_largest
 from pfedme.core.models import Model
 from pfedme.core.tree import Params
 from pfedme.data.federation import Federation, Part
+from pfedme.engine.chunks import in_chunks, is_stack
 from pfedme.engine.devices import lanes, over_devices, padded, read
 from pfedme.engine.rowmetrics import CLASS_KEYS, MOST_SCORES, ClassRows, NumberRows, Value
 
@@ -92,6 +94,23 @@ class Blocks(NamedTuple):
             moved = np.minimum(moved, self.local)
         at = np.arange(min(len(self.offset), self.total or stored)) - moved[:, None]
         return (at >= 0) & (at < self.valid[:, None])
+
+    def parts(self, clients: int, size: int) -> Iterator[Blocks]:
+        """The blocks of each `size` of so many clients, whose numbers count from 0 again; blocks without rows
+        make them equally many.
+
+        >>> b = Blocks.cut(np.array([0, 20, 25]), np.array([20, 5, 3]))
+        >>> [part.valid.tolist() for part in b.parts(3, 2)]
+        [[16, 4, 5], [3, 0, 0]]
+        """
+        edges = np.searchsorted(self.client, np.arange(0, clients + size, size))
+        most = int(np.diff(edges).max(initial=1))
+        for k in range(len(edges) - 1):
+            own, more = slice(edges[k], edges[k + 1]), (0, most - (edges[k + 1] - edges[k]))
+            client = np.pad(self.client[own] - k * size, more, constant_values=size - 1)
+            yield self._replace(
+                client=client, start=np.pad(self.start[own], more), valid=np.pad(self.valid[own], more)
+            )
 
     def owner(self) -> np.ndarray:
         """The client of each row."""
@@ -220,14 +239,13 @@ def score(
     count = np.bincount(blocks.client, blocks.valid, clients).astype(np.int64)
     if not len(blocks.client):
         return Scores(np.zeros(clients), np.zeros(clients), count, spread)
-    outputs = model.classes or 1
-    keep = positive is not None and count.sum() * outputs <= MOST_SCORES
+    keep = positive is not None and fits(model, int(count.sum()))
     sums = _of_blocks(model, theta, x, y, blocks, each_row=False, scores=keep)
     correct, loss = sums[:2]
     rows = None
     if keep:
         assert positive is not None
-        scores = sums[2].swapaxes(1, 2)[blocks.own(len(x))]
+        scores = _by_row(sums[2], blocks, len(x))
         labels = (read(y) if labels is None else labels)[blocks.rows()]
         owner = blocks.owner()
         if spread is None:
@@ -242,6 +260,21 @@ def score(
         spread=spread,
         rows=rows,
     )
+
+
+def logits(model: Model, theta: Params, x: jax.Array, y: jax.Array, blocks: Blocks) -> np.ndarray:
+    """What θ, as in `score`, returns for each row, in the order of the blocks; there must be blocks."""
+    return _by_row(_of_blocks(model, theta, x, y, blocks, each_row=False, scores=True)[2], blocks, len(x))
+
+
+def _by_row(scores: np.ndarray, blocks: Blocks, stored: int) -> np.ndarray:
+    """The scores of blocks, block × score × row, with a row for each row."""
+    return scores.swapaxes(1, 2)[blocks.own(stored)]
+
+
+def fits(model: Model, rows: int) -> bool:
+    """Whether the scores of so many rows can be kept."""
+    return rows * (model.classes or 1) <= MOST_SCORES
 
 
 class Outcomes(NamedTuple):
@@ -278,9 +311,16 @@ def _of_blocks(
     model: Model, theta: Params, x: jax.Array, y: jax.Array, blocks: Blocks, **wanted: Any
 ) -> tuple[np.ndarray, ...]:
     """What `_block_sums` returns, for each block."""
-    work, place = blocks.work(len(x))
-    offset = blocks.offset[: blocks.total or None]
-    return tuple(read(a)[place] for a in _block_sums(model, theta, x, y, work, offset, **wanted))
+    found = []
+    for some, own, kept in in_chunks(model, theta, blocks):
+        work, place = own.work(len(x))
+        offset = own.offset[: own.total or None]
+        sums = _block_sums(model, some, x, y, work, offset, **wanted)
+        found.append([read(a)[place][:kept] for a in sums])
+    (first, *others) = found
+    return tuple(
+        np.concatenate([a, *(own[k] for own in others)]) if others else a for k, a in enumerate(first)
+    )
 
 
 @partial(jax.jit, static_argnames=("each_row", "scores", "temperatures"))
@@ -298,8 +338,7 @@ def _block_sums(
 ) -> tuple[jax.Array, ...]:
     """Correct predictions and summed losses of each block, or of each row of each block; with `scores`, also
     the model's outputs for every row, and with `temperatures` every row's losses at each of them."""
-    shapes = jax.eval_shape(model.init, jax.random.key(0))
-    shared_model = jax.tree.leaves(shapes)[0].ndim == jax.tree.leaves(theta)[0].ndim
+    shared_model = not is_stack(model, theta)
     length = min(len(offset), len(x))
 
     def sums(shared: tuple[Model, Params], blocks: Any, x: jax.Array, y: jax.Array) -> tuple[jax.Array, ...]:

@@ -20,6 +20,7 @@ from pfedme.core.problem import ALL_ROWS, Loss
 from pfedme.core.prox import Span
 from pfedme.core.tree import Params
 from pfedme.data.federation import Federation
+from pfedme.engine.chunks import Stacked, at_once, size_of
 from pfedme.engine.devices import over_devices, padded, replicate
 from pfedme.engine.exchange import first_model
 from pfedme.engine.metrics import Blocks, Outcomes, outcomes
@@ -33,7 +34,7 @@ FEW = 256
 def lambda_path(
     model: Model,
     federation: Federation,
-    starts: Mapping[str, Params],
+    starts: Mapping[str, Stacked],
     offered: Sequence[Candidate],
     key: jax.Array,
     who: np.ndarray,
@@ -63,6 +64,22 @@ def lambda_path(
         yield outcomes(model, models, store.x, store.y, blocks, temperatures), models
 
 
+def walked_at_once(model: Model, federation: Federation, lines: int, B: int) -> int:
+    """How many clients can follow their paths on so many lines at once; all if several hosts share the
+    rows."""
+    if federation.home is not None:
+        return federation.clients
+    rows = Store.most_rows(federation)
+    rows = rows if not B or _in_span(model, rows, federation.features, B) else B
+    models = (2 * lines + 6) * size_of(model)  # where lines start and are, and what a step needs
+    return at_once(models + 2 * rows * federation.features * federation.x.dtype.itemsize)
+
+
+def _in_span(model: Model, rows: int, features: int, B: int) -> bool:
+    """Whether steps are taken in the span of a client's rows, of which there are at most so many."""
+    return isinstance(model, Network) and B > 0 and rows**2 <= B * features
+
+
 @partial(jax.jit, static_argnames="B")
 def _descend(
     store: Store,
@@ -82,8 +99,7 @@ def _descend(
     η is divided by four for the last four tenths of the steps, and again for the last two. With few rows of
     many features, the steps are taken in the span of the rows (`Span`), where they cost less.
     """
-    rows, features = store.longest, math.prod(store.x.shape[1:])
-    spans = isinstance(model, Network) and B > 0 and rows**2 <= B * features
+    spans = _in_span(model, store.longest, math.prod(store.x.shape[1:]), B)
 
     def part(shared: tuple[Store, Model, jax.Array], work: tuple[Any, ...]) -> Params:
         store, model, key = shared

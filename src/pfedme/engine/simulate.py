@@ -7,6 +7,7 @@ resuming leaves every other client's computation unchanged.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -19,18 +20,19 @@ from jax import lax
 from pfedme.algorithms import Algorithm
 from pfedme.algorithms.base import Cohort, Models, Update
 from pfedme.algorithms.cautious import UNSEEN_CURVATURE, with_cautious_steps
-from pfedme.core.losses import curvature
 from pfedme.core.models import Model
 from pfedme.core.private import Private
 from pfedme.core.private_mean import PrivateMean
 from pfedme.core.tree import Params
 from pfedme.data.federation import Federation, Part
+from pfedme.engine.chunks import at_once, groups, size_of, stacked
 from pfedme.engine.cohorts import check_cohort, draw_cohort, draw_poisson, evaluated_clients
 from pfedme.engine.devices import Compiled, over_devices, padded, read, replicate
 from pfedme.engine.evaluation import Evaluation
-from pfedme.engine.exchange import first_model, first_server, first_state, server_key
+from pfedme.engine.exchange import first_model, first_server, first_states, server_key
 from pfedme.engine.metrics import Blocks, Scores, Spread, score
-from pfedme.engine.routing import Route, in_order, routed, where_rows_are
+from pfedme.engine.routing import Route, in_order, routed
+from pfedme.engine.smoothness import largest_curvature
 from pfedme.engine.store import Store
 from pfedme.privacy import clients as private_clients
 from pfedme.privacy import rows as private_rows
@@ -90,6 +92,7 @@ class Simulation:
         self.store = Store.of(trained) if algorithm.pools else self.judged
         self.home = trained.home
         self.trained_clients = trained.clients
+        self.members = np.arange(federation.clients)
         algorithm.check_fit(model, total or trained.clients)
         self.cohort = cohort if algorithm.federated else trained.clients
         self._by_id = np.argsort(trained.ids, kind="stable")
@@ -128,7 +131,7 @@ class Simulation:
         """The state before the first round, with the server's initial state or a given one."""
         if server is None:
             server = first_server(self.algorithm, self.model, self.seed, self.trained_clients)
-        clients = _first_states(self.algorithm, self.model, self.seed, server, clients=self.trained_clients)
+        clients = first_states(self.algorithm, self.model, self.seed, server, clients=self.trained_clients)
         return State(0, *replicate((server, clients, () if self.mean is None else self.mean.start())))
 
     def cohort_of(self, t: int) -> np.ndarray:
@@ -180,10 +183,28 @@ class Simulation:
         if self.algorithm.pools:  # no client has its own model
             return Models(), {}
         who = np.arange(self.federation.clients) if who is None else np.asarray(who)
-        route = self.route(who[None])
-        models, info = _answer(self.store, self._answer_job(state.t), state, padded(who), route)
-        models, info = jax.tree.map(lambda a: a[: len(who)], (models, info))
+        job = self._answer_job(state.t)
+        made = (
+            (_answer(self.store, job, state, padded(some), self.route(some[None])), count)
+            for some, count in groups(who, self.room(8))
+        )
+        models, info = stacked(made, len(who))
         return models, {k: read(v).astype(np.float64) for k, v in info.items()}
+
+    def room(self, models: int) -> int:
+        """How many clients can work at once, if each needs memory for so many models and for two batches."""
+        rows = self.algorithm.B or self.store.longest
+        each = models * size_of(self.model) + 2 * rows * self.federation.x[0].nbytes
+        return at_once(each) if self.home is None else self.federation.clients
+
+    def part(self, who: np.ndarray) -> Simulation:
+        """Clients `who` of an algorithm that does not federate; in states of this part they count from 0."""
+        part = copy.copy(self)
+        part.store, part.members = self.store.of_clients(who), self.members[who]
+        part.home = None if self.home is None else self.home[who]
+        part.trained_clients = part.cohort = len(who)
+        part._by_id = np.argsort(self.federation.ids[part.members], kind="stable")
+        return part
 
     def route(self, who: np.ndarray) -> Route | None:
         """How clients `who`, one row for each round, get to the devices that have their rows; None if each
@@ -212,8 +233,9 @@ class Simulation:
         """
         who = np.arange(self.federation.clients) if who is None else np.asarray(who)
         models, info = self.answer(state, who)
-        scored = self.score(state.t, self.shared(state), models, info, who, on=on, train=train, rows=rows)
-        return scored, models
+        return self.score(
+            state.t, self.shared(state), models, info, who, on=on, train=train, rows=rows
+        ), models
 
     def score(
         self, t: int, shared: Params | None, models: Models, info: dict[str, np.ndarray], who: np.ndarray,
@@ -253,15 +275,9 @@ class Simulation:
         who = self._by_id[np.linspace(0, self.trained_clients - 1, batches).astype(int)]
         first, B = first_model(self.model, self.seed), self.algorithm.B
         first = first.map(lambda leaf: leaf.astype(self.store.x.dtype))
-        return float(read(_smoothness(self.model, self.store, self.key, first, who, self.home, B or 256)))
-
-
-@partial(jax.jit, static_argnames="clients")
-def _first_states(algorithm: Algorithm, model: Model, seed: Any, server: Any, clients: int) -> Any:
-    def first(i: jax.Array) -> Any:
-        return first_state(algorithm, model, seed, algorithm.send(server, i))
-
-    return jax.vmap(first, axis_size=clients)(jnp.arange(clients))
+        return float(
+            read(largest_curvature(self.model, self.store, self.key, first, who, self.home, B or 256))
+        )
 
 
 def advance(
@@ -282,7 +298,7 @@ def advance(
         for sim, state in zip(simulations, states, strict=True)
     ]
     who = np.concatenate(drawn, axis=1)
-    federation.read_ahead(who[who < federation.clients])
+    federation.read_ahead(simulations[0].members[who[who < simulations[0].trained_clients]])
     run = np.repeat(np.arange(len(drawn)), cohort)
     who = np.stack([padded(members) for members in np.resize(who, (MOST_ROUNDS, len(run)))])
     jobs = tuple(sim.job(state.t) for sim, state in zip(simulations, states, strict=True))
@@ -431,19 +447,3 @@ def _each(
     if route is not None:
         return routed(part, shared, run, who, (store.x, store.y), route)
     return over_devices(part, shared, (run, who), (store.x, store.y))
-
-
-@partial(jax.jit, static_argnames="rows")
-def _smoothness(
-    model: Model, store: Store, key: jax.Array, w: Params, who: jax.Array, home: jax.Array | None, rows: int
-) -> jax.Array:
-    def of_batch(shared: Any, i: jax.Array, k: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
-        store, model, key, w = shared
-        problem = store.with_rows(x, y).problem(model, i)
-        return curvature(problem.sample(jax.random.fold_in(key, k), rows), w)
-
-    shared = store.without_rows(), model, key, w
-    if home is not None:
-        return jnp.max(where_rows_are(of_batch, shared, who, home, (store.x, store.y)))
-    batches = who, jnp.arange(len(who))
-    return jnp.max(lax.map(lambda ik: of_batch(shared, ik[0], ik[1], store.x, store.y), batches))

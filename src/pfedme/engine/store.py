@@ -44,9 +44,19 @@ class Store:
             own = y[np.repeat(f.home == f.host, f.count)]
             y = np.pad(own, (0, len(f.x) - len(own)))
         columns = (*(a.astype(np.int32) for a in where), f.ids)
-        # Includes validation rows, so that the folds of a federation share compiled programs.
-        longest = int((f.n_val + f.n_train).max())
-        return cls(own_rows(f.x), own_rows(y), *(replicate(column) for column in columns), longest=longest)
+        columns = tuple(replicate(column) for column in columns)
+        return cls(own_rows(f.x), own_rows(y), *columns, longest=cls.most_rows(f))
+
+    @staticmethod
+    def most_rows(federation: Federation) -> int:
+        """The largest number of training rows of a client. Includes validation rows, so that the folds of a
+        federation share compiled programs."""
+        return int((federation.n_val + federation.n_train).max())
+
+    def of_clients(self, who: np.ndarray) -> Store:
+        """The same rows, of which only those of clients `who` are in use."""
+        names = ("start", "n_train", "n_test", "ids")
+        return dataclasses.replace(self, **{k: replicate(np.asarray(getattr(self, k))[who]) for k in names})
 
     def without_rows(self) -> Store:
         """Everything but the rows, which `over_devices` passes on their own."""

@@ -27,6 +27,7 @@ from pfedme.data.federation import Federation
 from pfedme.data.natural import Natural
 from pfedme.data.table import Table
 from pfedme.engine.choices import Line, Personalize, Start, for_all, personalize
+from pfedme.engine.chunks import Stacked
 from pfedme.engine.differences import differences
 from pfedme.engine.exchange import first_model
 from pfedme.engine.label_shift import prior
@@ -47,7 +48,7 @@ from pfedme.personalization.lines import (
     personal_line,
     trained_under,
 )
-from pfedme.runs.folder import Folder, models_file
+from pfedme.runs.folder import Folder, write_models
 from pfedme.runs.run import Run, load
 
 NEWCOMER_ROWS = (5, 10, 20, 50, 100, 200, 400)
@@ -151,13 +152,13 @@ class FinishedRun:
         clusters = clusters_in(differences(federation.hold_out(0, Personalize.folds)))
         return self.recipe.ifca(clusters) if clusters else None
 
-    def alone(self, federation: Federation) -> tuple[Callable[[Federation], Params], bool]:
+    def alone(self, federation: Federation) -> tuple[Callable[[Federation], Stacked], bool]:
         """A function that trains each client of a federation alone, with the number of rounds and the l2 that
         are best on validation rows; and whether the losses were still falling then."""
         s = self.simulation
         known = self.trained_alone if federation is s.federation else None
         recipe, improving = known or alone_recipe(s.model, federation, s.seed, self.run.budget)
-        return recipe.personal, improving
+        return recipe.models, improving
 
     def encoded(self, source: Source) -> Federation:
         """The federation of a source; a table's rows are encoded in the same way as the run's own table."""
@@ -353,14 +354,12 @@ def write(path: Path, found: Personalized, model: Model, federation: Federation,
     from pfedme.report.gain import gain_figure
 
     summed_up = json.dumps(document(found, how), indent=1) + "\n"
-    content = models_file(
-        {"theta": np.asarray(found.theta.ravel(1))}, model, federation, range(federation.clients)
-    )
+    theta = {"theta": np.asarray(found.theta.ravel(1))}
     with writing(path):
         path.mkdir(parents=True, exist_ok=True)
         atomic_write(path / "personalized.csv", clients_csv(found, federation))
         atomic_write(path / "personalized.png", gain_figure(found, federation))
-        atomic_write(Folder(path).offered, content)
+        write_models(Folder(path).offered, theta, model, federation, range(federation.clients))
         atomic_write(path / "personalized.json", summed_up)
 
 

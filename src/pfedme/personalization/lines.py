@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,12 +14,13 @@ from pfedme.core.models import Model
 from pfedme.core.tree import Params
 from pfedme.data.federation import Federation
 from pfedme.engine.choices import Line, Start, for_all
+from pfedme.engine.chunks import MadeOnDemand, Stacked, groups
 from pfedme.engine.differences import Differences
 from pfedme.engine.label_shift import frequencies, prior
 from pfedme.engine.simulate import Simulation, State
 from pfedme.errors import Diverged
 from pfedme.runs.run import Run
-from pfedme.training.pilot import FOLDS, chooses_l2, pilot, with_l2
+from pfedme.training.pilot import FOLDS, MODELS, chooses_l2, pilot, with_l2
 
 WARMUP = 0.25
 """The share of the rounds after which clusters are formed; at most as many rounds as IFCA's default."""
@@ -52,8 +54,12 @@ class Recipe:
     def train(self, federation: Federation) -> tuple[Simulation, State]:
         """Trains on the training rows of a federation."""
         simulation = self.simulation(federation)
+        return simulation, self._trained(simulation, self.l2_for(federation))
+
+    def _trained(self, simulation: Simulation, l2: np.ndarray | None) -> State:
+        """The state after training with these strengths of l2."""
         state = simulation.start()
-        if (l2 := self.l2_for(federation)) is not None:
+        if l2 is not None:
             state = with_l2(state, l2)
         state, finite = simulation.advance(state, self.rounds)
         if not finite:
@@ -61,7 +67,7 @@ class Recipe:
                 f"{self.algorithm.name} diverged in round {state.t} of training for its clients' own models; "
                 "lower its step size."
             )
-        return simulation, state
+        return state
 
     def l2_for(self, federation: Federation) -> np.ndarray | None:
         """The strengths of l2, chosen without the rows that the federation holds out."""
@@ -78,10 +84,20 @@ class Recipe:
 
     def personal(self, federation: Federation) -> Params:
         """The personal models that are trained on a federation, stacked."""
-        simulation, state = self.train(federation)
-        theta = simulation.answer(state)[0].personal
-        assert theta is not None
-        return theta
+        return self.models(federation)[np.arange(federation.clients)]
+
+    def models(self, federation: Federation) -> Stacked:
+        """The same; those of many clients are made when they are asked for."""
+        if self.algorithm.federated:
+            return answers(*self.train(federation))
+        simulation, l2 = self.simulation(federation), self.l2_for(federation)
+
+        def make(who: np.ndarray) -> Params:
+            part = simulation.part(who)
+            state = self._trained(part, None if l2 is None else l2[who])
+            return answered(part, state, np.arange(len(who)))
+
+        return at_once_or_later(make, federation, simulation.room(MODELS))
 
     def fedavg(self) -> Recipe:
         """The same for FedAvg."""
@@ -93,6 +109,26 @@ class Recipe:
         return dataclasses.replace(
             self, algorithm=_like(self.algorithm, IFCA(clusters=clusters, warmup=warmup))
         )
+
+
+def answers(simulation: Simulation, state: State) -> Stacked:
+    """The personal models with which clients respond to w."""
+    make = partial(answered, simulation, state)
+    return at_once_or_later(make, simulation.federation, simulation.room(MODELS))
+
+
+def answered(simulation: Simulation, state: State, who: np.ndarray) -> Params:
+    """Those of clients `who`, stacked."""
+    theta = simulation.answer(state, who)[0].personal
+    assert theta is not None
+    return theta
+
+
+def at_once_or_later(make: Callable[[np.ndarray], Params], federation: Federation, room: int) -> Stacked:
+    """The models that `make` makes for clients: for all of them now if there is room, or else for some when
+    they are asked for."""
+    everyone = np.arange(federation.clients)
+    return make(everyone) if len(everyone) <= room else MadeOnDemand(make)
 
 
 def _like(algorithm: Algorithm, other: Algorithm) -> Algorithm:
@@ -167,7 +203,7 @@ def cluster_line(recipe: Recipe, name: str = "cluster") -> Line:
 
 def personal_line(recipe: Recipe) -> Line:
     """The personal models of an algorithm, as they are."""
-    return Line(recipe.algorithm.name, lambda federation: Start(recipe.personal(federation)), path=False)
+    return Line(recipe.algorithm.name, lambda federation: Start(recipe.models(federation)), path=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,11 +233,19 @@ class Clusters:
         overall = prior(federation, recipe.algorithm.aggregation)
         return dataclasses.replace(found, prior=np.where(total > 0, mean, overall))
 
-    def chosen(self, federation: Federation) -> tuple[Params, np.ndarray]:
+    def chosen(self, federation: Federation) -> tuple[Stacked, np.ndarray]:
         """The model of each client's cluster, by its training rows, and the cluster's index."""
-        models, info = self.recipe.simulation(federation, self.clients).answer(self.state)
-        assert models.personal is not None
-        return models.personal, info["cluster"].astype(int)
+        simulation = self.recipe.simulation(federation, self.clients)
+        everyone, room = np.arange(federation.clients), simulation.room(MODELS)
+        if len(everyone) <= room:  # one answer has both
+            models, info = simulation.answer(self.state)
+            assert models.personal is not None
+            return models.personal, info["cluster"].astype(int)
+        which = [
+            simulation.answer(self.state, some)[1]["cluster"][:count]
+            for some, count in groups(everyone, room)
+        ]
+        return MadeOnDemand(partial(answered, simulation, self.state)), np.concatenate(which).astype(int)
 
     def start(self, federation: Federation) -> Start:
         """The model of each client's cluster, and the label frequencies that it was trained under."""

@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import safetensors
@@ -19,7 +19,7 @@ from pfedme.data.federation import Federation
 from pfedme.engine.devices import from_first
 from pfedme.engine.metrics import Blocks
 from pfedme.errors import InputError
-from pfedme.files import atomic_write, refuse_file, writing
+from pfedme.files import atomic_file, atomic_write, refuse_file, writing
 
 LATER = (
     "personalized.csv", "personalized.json", "personalized.png", "personalized.safetensors",
@@ -124,10 +124,11 @@ class Folder:
         )
 
 
-def models_file(
-    tensors: dict[str, np.ndarray], model: Model, federation: Federation, who: Sequence[int] | np.ndarray
-) -> bytes:
-    """Models' parameters and what is needed to use them; `theta` has a row for each client of `who`."""
+def write_models(
+    path: Path, tensors: dict[str, np.ndarray], model: Model, federation: Federation,
+    who: Sequence[int] | np.ndarray,
+) -> None:  # fmt: skip
+    """Writes models' parameters and what is needed to use them; `theta` has a row for each of `who`."""
     about: dict[str, Any] = {
         "version": __version__,
         "model": _about(model),
@@ -140,8 +141,23 @@ def models_file(
         about["names"] = [federation.names[i] for i in who]
     if federation.schema:
         about["schema"] = federation.schema.to_json()
-    # One key, because safetensors does not keep the order of several.
-    return safetensors.numpy.save(tensors, {"pfedme": json.dumps(about)})
+    with atomic_file(path) as file:
+        # One key, because safetensors does not keep the order of several.
+        write_safetensors(file, tensors, {"pfedme": json.dumps(about)})
+
+
+def write_safetensors(file: BinaryIO, tensors: dict[str, np.ndarray], metadata: dict[str, str]) -> None:
+    """Writes numbers in the format of safetensors, whose own writer needs their memory twice more."""
+    header, at = dict[str, Any](__metadata__=metadata), 0
+    tensors = {name: np.ascontiguousarray(a) for name, a in sorted(tensors.items())}
+    for name, a in tensors.items():
+        kind = f"{a.dtype.kind.upper()}{8 * a.dtype.itemsize}"  # F32, I64
+        header[name] = {"dtype": kind, "shape": a.shape, "data_offsets": (at, at := at + a.nbytes)}
+    content = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    content += b" " * (-len(content) % 8)
+    file.write(len(content).to_bytes(8, "little") + content)
+    for a in tensors.values():
+        file.write(a.reshape(-1).data)
 
 
 def _about(model: Model) -> dict[str, Any]:
@@ -153,7 +169,7 @@ def _about(model: Model) -> dict[str, Any]:
 
 
 def read_models(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """The parameters that `models_file` was given, and its description of them."""
+    """The parameters that `write_models` was given, and its description of them."""
     try:
         with safetensors.safe_open(path, framework="numpy") as file:
             names = file.keys()

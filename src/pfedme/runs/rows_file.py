@@ -15,18 +15,13 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
-import jax
 import numpy as np
 import polars as pl
-from jax import lax
 
-from pfedme.core.models import Model
 from pfedme.core.tree import Params
-from pfedme.engine.devices import over_devices, read
-from pfedme.engine.metrics import Blocks
+from pfedme.engine.metrics import Blocks, logits
 from pfedme.engine.simulate import Simulation
 
 NAMES = ("test_rows.csv", "test_rows.parquet")
@@ -93,31 +88,5 @@ def _scores(simulation: Simulation, kinds: Mapping[str, Params], blocks: Blocks)
     if not len(blocks.client):
         outputs = max(1, simulation.federation.classes)
         return {kind: np.zeros((0, outputs), np.float32) for kind in kinds}
-    x = simulation.judged.x
-    (client, first, _, _), place = blocks.work(len(x))
-    own = blocks.own(len(x))
-    found = _block_scores(simulation.model, dict(kinds), x, first, client, length=own.shape[1])
-    return {kind: read(scores)[place].swapaxes(1, 2)[own] for kind, scores in found.items()}
-
-
-@partial(jax.jit, static_argnames="length")
-def _block_scores(
-    model: Model, kinds: dict[str, Params], x: jax.Array, first: jax.Array, client: jax.Array, length: int
-) -> dict[str, jax.Array]:
-    """The scores of each block of `length` rows of x, block × score × row."""
-    single = jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0)))[0].ndim
-
-    def part(shared: tuple[Model, dict[str, Params]], work: tuple[jax.Array, jax.Array], x: jax.Array) -> Any:
-        model, kinds = shared
-
-        def one(block: tuple[jax.Array, jax.Array]) -> dict[str, jax.Array]:
-            first, client = block
-            rows = lax.dynamic_slice_in_dim(x, first, length)
-            return {
-                kind: model.scores(theta if jax.tree.leaves(theta)[0].ndim == single else theta[client], rows)
-                for kind, theta in kinds.items()
-            }
-
-        return lax.map(one, work)
-
-    return over_devices(part, (model, kinds), (first, client), (x,))
+    store = simulation.judged
+    return {kind: logits(simulation.model, theta, store.x, store.y, blocks) for kind, theta in kinds.items()}

@@ -27,8 +27,8 @@ from pfedme.engine.simulate import Simulation, State
 from pfedme.errors import Diverged, InputError
 from pfedme.files import atomic_write, writing
 from pfedme.runs.clients_file import clients_csv
-from pfedme.runs.environment import environment
-from pfedme.runs.folder import Folder, models_file
+from pfedme.runs.environment import environment, form
+from pfedme.runs.folder import Folder, write_models
 from pfedme.runs.rows_file import rows_file
 from pfedme.runs.run import Run
 from pfedme.training.notes import about_training, still_falling, weights
@@ -69,7 +69,7 @@ class Result:
     evaluation: Evaluation
     w: jax.Array | None
     """The global model's coordinates, if there is one."""
-    theta: jax.Array | None
+    theta: jax.Array | np.ndarray | None
     """The personal models' coordinates, one row per client, if there are any."""
     federation: Federation
     model: Model
@@ -114,6 +114,7 @@ class Execution:
         self.evaluated = simulation.evaluated(run.eval_clients or simulation.federation.clients)
         self.saved = time.monotonic()
         down, up = traffic(simulation)
+        self.form = form(simulation)
         self.cost = {"gradients": gradients(simulation.algorithm), "down": down, "up": up}
         asked = run.algorithm
         if auto is not None:  # its step sizes are in the record
@@ -151,6 +152,7 @@ class Execution:
                     continue
                 if t == rounds:
                     return self.results(self.state, *found)
+                del found  # training needs the models' memory
             self.state = with_own_lambdas(self.simulation, self.state)
             self.save()
             news = yield min(every - t % every, rounds - t, rounds_to_choice(self.run.algorithm, t))
@@ -311,7 +313,7 @@ class Execution:
         s, who = self.simulation, self.evaluated if "theta" in kept else ()
         with writing(folder.path, self.rescue()):
             atomic_write(folder.clients, clients_csv(evaluation, s.federation, self.metric.key))
-            atomic_write(folder.model, models_file(kept, s.model, s.federation, who))
+            write_models(folder.model, kept, s.model, s.federation, who)
             for name, content in rows.items():
                 atomic_write(folder.path / name, content)
             atomic_write(folder.curves, curves({self.run.algorithm.name: [self.history]}))
@@ -329,7 +331,7 @@ class Execution:
             "command": self.run.command(),
             "config": self.run.to_json(),
             "metric": self.metric_told(),
-            "environment": environment(),
+            "environment": environment() | self.form,
             "timing": {**self.timing, "rounds": self.run.rounds},
             "cost": self.cost,
             **self.told_privacy(),

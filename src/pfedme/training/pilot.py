@@ -9,8 +9,8 @@ rows with the settings found.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,7 @@ from pfedme.algorithms import Algorithm, Alone
 from pfedme.algorithms.alone import STRENGTHS
 from pfedme.data.federation import Federation, Part
 from pfedme.engine.choices import choose, row_score
+from pfedme.engine.chunks import chunks, stacked
 from pfedme.engine.devices import agreed, replicate
 from pfedme.engine.metrics import Blocks, outcomes
 from pfedme.engine.simulate import Simulation, State, advance
@@ -46,6 +47,8 @@ ROSE = 0.01
 """How much, as the same kind of share, the loss on training rows may rise before steps count as too large."""
 RETRIES = 6
 """How often training that diverges is restarted with a quarter of its step sizes."""
+MODELS = 10
+"""Models that a client needs memory for while it trains one of its own."""
 UNJUDGED = 100
 """Number of rounds if no client has enough rows to hold some out."""
 
@@ -127,15 +130,12 @@ def pilot(
                 raise
             retries += 1
     found = found._replace(retries=retries)
-    state = course.best
+    choice = None
     if chooses_l2(asked):
         choice, without = _choose(course, found, simulation, watch)
         found = found._replace(l2=np.array(STRENGTHS)[choice], l2_without=np.array(STRENGTHS)[without])
-        own = np.arange(len(choice))
-        state = state._replace(clients=jax.tree.map(lambda a: a[own, choice], state.clients))
     if held.classes == 2:
-        judged = course.simulation.evaluate(state, course.who, on="validation", train=False, rows=True)[0]
-        found = found._replace(thresholds=judged.thresholds())
+        found = found._replace(thresholds=course.thresholds(found, choice))
     return found
 
 
@@ -145,9 +145,27 @@ def slower(asked: Algorithm, steps: Algorithm) -> Algorithm | None:
     return dataclasses.replace(steps, **own) if own else None
 
 
+class Group(NamedTuple):
+    """Clients that train together."""
+
+    simulation: Simulation
+    who: np.ndarray
+    """Those that are evaluated, by their number in the simulation; the last may be repeated."""
+    clients: int
+    """How many there are without repetition."""
+    first: int
+    """How many were in the groups before."""
+    blocks: dict[Part, Blocks]
+    """Their rows of each part."""
+
+
 class Course:
     """Training with evaluation on validation rows; if l2 is to be chosen, each client trains a model for each
-    strength."""
+    strength.
+
+    Clients that train alone do so in several groups if they are many. The states of these are not kept, so
+    every length begins from the start for them.
+    """
 
     def __init__(
         self, algorithm: Algorithm, simulation: Simulation, held: Federation, who: np.ndarray | None
@@ -158,16 +176,34 @@ class Course:
         )
         self.held = held
         self.who = np.arange(held.clients) if who is None else who
-        start = self.simulation.start()
-        self.state = self.best = with_every_l2(start) if chooses_l2(algorithm) else start
-        parts: tuple[Part, ...] = ("validation", "train")
-        self.blocks = {part: Blocks.of(held, part, self.who) for part in parts}
+        self.blocks: dict[Part, Blocks] = {
+            part: Blocks.of(held, part, self.who) for part in ("validation", "train")
+        }
         self.scale = unlearned_loss(held.y[self.blocks["train"].rows()], held.classes)
+        self.groups = list(self._groups())
+        self.state: State | None = None
+        """That of the only group after the rounds with full steps; None if there are several."""
+        self.end: State | None = None
+        """The same after all rounds of the best length."""
+        self.best: dict[str, np.ndarray] = {}
+        """The `row_score` of each kind of model on validation rows then; see `row_scores`."""
 
-    @property
-    def t(self) -> int:
-        """The round that comes next."""
-        return self.state.t
+    def _groups(self) -> Iterator[Group]:
+        """All clients, or as many of them after another as memory allows if they train alone."""
+        s = self.simulation
+        if s.algorithm.federated or s.algorithm.pools or s.home is not None:
+            yield Group(s, self.who, len(self.who), 0, self.blocks)
+            return
+        size = s.room(MODELS * (len(STRENGTHS) if chooses_l2(s.algorithm) else 1))
+        for judged, trained in zip(
+            *(chunks(self.who, own, size) for own in self.blocks.values()), strict=True
+        ):
+            who, clients, first, blocks = judged
+            own: dict[Part, Blocks] = {"validation": blocks, "train": trained.blocks}
+            if clients == len(self.who):
+                yield Group(s, who, clients, first, own)
+            else:
+                yield Group(s.part(who), np.arange(len(who)), clients, first, own)
 
     def lanes(self, state: State) -> list[State]:
         """The state, or one for each strength of l2."""
@@ -179,31 +215,64 @@ class Course:
 
         return [lane(k) for k in range(len(STRENGTHS))]
 
-    def advance(self, to: int, quarter_at: tuple[int, ...], watch: Watch) -> None:
+    def advance(
+        self, group: Group, state: State, to: int, quarter_at: tuple[int, ...], watch: Watch
+    ) -> State:
         """Trains until round `to`."""
-        self.simulation.quarter_at = quarter_at
-        while self.t < to:
+        simulation = group.simulation
+        simulation.quarter_at = quarter_at
+        while state.t < to:
             agreed(to)
-            ((self.state, finite),) = advance([self.simulation], [self.state], to - self.t)
+            ((state, finite),) = advance([simulation], [state], to - state.t)
             if not finite:
-                raise self.diverged()
-            watch(self.t)
+                raise self.diverged(state.t)
+            watch((group.first * to + group.clients * state.t) // len(self.who))
+        return state
 
-    def diverged(self) -> Diverged:
+    def diverged(self, t: int) -> Diverged:
         """The error for steps that are too large."""
-        return Diverged(f"{self.simulation.algorithm.name} diverged in round {self.t} of its pilot.")
+        return Diverged(f"{self.simulation.algorithm.name} diverged in round {t} of its pilot.")
 
-    def row_scores(self, states: Sequence[State], part: Part) -> dict[str, np.ndarray]:
+    def ends(
+        self, rounds: int, quarter_at: tuple[int, ...], watch: Watch = lambda _: None
+    ) -> Iterator[tuple[Group, State]]:
+        """The state of each group after so many rounds."""
+        full = min(quarter_at, default=0)
+        for group in self.groups:
+            state = self.state
+            if state is None:
+                state = group.simulation.start()
+                state = with_every_l2(state) if chooses_l2(self.simulation.algorithm) else state
+            state = self.advance(group, state, full, (), watch)
+            if len(self.groups) == 1:
+                self.state = state
+            yield group, self.advance(group, state, rounds, quarter_at, watch)
+
+    def train(
+        self, rounds: int, quarter_at: tuple[int, ...], watch: Watch, parts: Sequence[Part] = ("validation",)
+    ) -> tuple[dict[Part, dict[str, np.ndarray]], State | None]:
+        """The `row_scores` on each part after so many rounds, on training rows with the weakest l2 alone; and
+        the state, if there is only one group."""
+        found: dict[Part, list[dict[str, np.ndarray]]] = {part: [] for part in parts}
+        end = None
+        for group, state in self.ends(rounds, quarter_at, watch):
+            lanes, end = self.lanes(state), state if len(self.groups) == 1 else None
+            for part, scores in found.items():
+                some = lanes if part == "validation" else lanes[-1:]
+                scores.append(self.row_scores(group, some, part))
+        return {part: _side_by_side(scores) for part, scores in found.items()}, end
+
+    def row_scores(self, group: Group, states: Sequence[State], part: Part) -> dict[str, np.ndarray]:
         """The `row_score` of each kind of model: one row per state, one column per row of the part."""
-        simulation, blocks, store = self.simulation, self.blocks[part], self.simulation.judged
+        simulation, blocks, store = group.simulation, group.blocks[part], group.simulation.judged
         found: dict[str, list[np.ndarray]] = {}
         for state in states:
-            personal = simulation.answer(state, self.who)[0].personal
+            personal = simulation.answer(state, group.who)[0].personal
             for kind, theta in (("global", simulation.shared(state)), ("personal", personal)):
                 if theta is not None:
                     made = outcomes(simulation.model, theta, store.x, store.y, blocks)
                     if not made.finite:
-                        raise self.diverged()
+                        raise self.diverged(state.t)
                     found.setdefault(kind, []).append(row_score(made))
         return {kind: np.stack(scores) for kind, scores in found.items()}
 
@@ -212,19 +281,38 @@ class Course:
         owner = self.blocks[part].owner()
         return np.zeros_like(owner) if self.simulation.algorithm.pools else owner
 
-    def losses(self, part: Part = "validation") -> dict[str, float]:
-        """The mean loss of each kind of model that a client would receive.
+    def losses(self, found: dict[str, np.ndarray], part: Part = "validation") -> dict[str, float]:
+        """The mean loss of each kind of model that a client would receive, from its `row_scores`.
 
-        If clients choose a strength, it is the loss of each client's best one on validation rows, and of the
-        weakest on training rows.
+        If clients choose a strength, it is the loss of each client's best one on validation rows.
         """
-        states = self.lanes(self.state)
-        states = states if part == "validation" else states[-1:]
-        owner, found = self.owner(part), {}
-        for kind, scores in self.row_scores(states, part).items():
+        owner, losses = self.owner(part), {}
+        for kind, scores in found.items():
             sums = np.stack([np.bincount(owner, -own) for own in scores])
-            found[kind] = float(sums.min(axis=0).sum() / max(1, len(owner)))
-        return found
+            losses[kind] = float(sums.min(axis=0).sum() / max(1, len(owner)))
+        return losses
+
+    def thresholds(self, found: Pilot, choice: np.ndarray | None) -> dict[str, float]:
+        """The best threshold of each kind of model at the end of the best length, with each client's choice
+        of the strengths of l2."""
+        shared, t = None, found.rounds
+        ends = self.ends(t, found.quarter_at) if self.end is None else [(self.groups[0], self.end)]
+
+        def answers() -> Iterator[tuple[Any, int]]:
+            nonlocal shared
+            for group, state in ends:
+                if choice is not None:
+                    members = group.simulation.members if len(self.groups) > 1 else np.arange(len(choice))
+                    own = np.arange(len(members)), choice[members]
+                    state = state._replace(clients=jax.tree.map(lambda a, own=own: a[own], state.clients))
+                shared = group.simulation.shared(state)
+                yield group.simulation.answer(state, group.who), group.clients
+
+        models, info = stacked(answers(), len(self.who))
+        judged = self.simulation.score(
+            t, shared, models, info, self.who, on="validation", train=False, rows=True
+        )
+        return judged.thresholds()
 
     def until_converged(self, budget: int, watch: Watch) -> Pilot:
         """Doubles the rounds until doubling no longer helps, or the budget is used up.
@@ -233,33 +321,30 @@ class Course:
         length, a separate end is added to it: half as many rounds again, at 1/4, 1/16 and 1/64 of η.
         """
         best, least, found = np.inf, 10 * self.scale, None
-        full, most, trunk = FIRST, max(1, int(budget / (1 + END))), self.state
+        full, most = FIRST, max(1, int(budget / (1 + END)))
         while True:
             full = min(full, most)
-            self.state = trunk
-            self.advance(full, (), watch)
-            trunk = self.state
             third = min(max(1, round(END * full / 3)), (budget - full) // 3)
             quarter_at = (full, full + third, full + 2 * third)
-            self.advance(full + 3 * third, quarter_at, watch)
-            losses = self.losses()
-            loss, trained = _mean(losses), _mean(self.losses("train"))
+            scores, end = self.train(full + 3 * third, quarter_at, watch, ("validation", "train"))
+            losses = self.losses(scores["validation"])
+            loss, trained = _mean(losses), _mean(self.losses(scores["train"], "train"))
             if not trained < least + ROSE * self.scale:
-                raise self.diverged()
+                raise self.diverged(full + 3 * third)
             least = min(least, trained)
             level = full >= ENOUGH and loss > best - TOLERANCE * self.scale
             if loss < best or found is None:
-                best, self.best = loss, self.state
-                found = Pilot(self.simulation.algorithm, self.t, quarter_at, False, losses, {})
+                best, self.best, self.end = loss, scores["validation"], end
+                found = Pilot(self.simulation.algorithm, full + 3 * third, quarter_at, False, losses, {})
             if level or full == most:
                 return found._replace(converged=level)
             full *= 2
 
     def given(self, rounds: int, quarter_at: tuple[int, ...], watch: Watch) -> Pilot:
         """Trains for a given number of rounds."""
-        self.advance(rounds, quarter_at, watch)
-        self.best = self.state
-        return Pilot(self.simulation.algorithm, rounds, quarter_at, True, self.losses(), {})
+        scores, self.end = self.train(rounds, quarter_at, watch)
+        self.best = scores["validation"]
+        return Pilot(self.simulation.algorithm, rounds, quarter_at, True, self.losses(self.best), {})
 
 
 def _choose(
@@ -269,20 +354,23 @@ def _choose(
     several that are about equally good; clients with few rows use all of them, held out in turn. And the same
     without each of these parts, for clients that have used others."""
     federation, pools = simulation.federation, simulation.algorithm.pools
-    courses = [(course, course.who)]
+    scores, owners = [], []
+
+    def judged(by: Course, who: np.ndarray) -> None:
+        (own,) = by.best.values()
+        scores.append(own.T)
+        owners.append(by.owner() if pools else who[by.owner()])
+
+    judged(course, course.who)
     rows = federation.n_train.sum(keepdims=True) if pools else federation.n_train
     few = np.flatnonzero(rows < SMALL)
     if len(few) and not np.any(federation.n_val):
-        some = federation if pools else federation.take(few)
+        some = federation if pools or len(few) == len(rows) else federation.take(few)
         for fold in range(1, FOLDS):
             again = Course(found.algorithm, simulation, some.hold_out(fold, FOLDS), None)
             again.given(found.rounds, found.quarter_at, watch)
-            courses.append((again, few))
-    scores, owners = [], []
-    for judged, who in courses:
-        (own,) = judged.row_scores(judged.lanes(judged.best), "validation").values()
-        scores.append(own.T)
-        owners.append(judged.owner() if pools else who[judged.owner()])
+            judged(again, few)
+            del again  # the next one needs its memory
     caution = CAUTION * np.sqrt(1 + FEW / np.maximum(rows, 1))
 
     def chosen(parts: Sequence[int]) -> np.ndarray:
@@ -296,6 +384,11 @@ def _choose(
         used = np.isin(np.arange(len(rows)), [i for k in others for i in owners[k]])
         without.append(np.where(used, chosen(others), choice) if others else choice)
     return choice, np.stack(without)
+
+
+def _side_by_side(found: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """The scores of several groups of clients in one table for each kind of model."""
+    return {kind: np.concatenate([scores[kind] for scores in found], axis=1) for kind in found[0]}
 
 
 def _mean(losses: dict[str, float]) -> float:
