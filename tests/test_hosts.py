@@ -35,6 +35,8 @@ sys.exit(main())
 DATA = ["--data", "synthetic:clients=7,rows=30,features=6,classes=3", "--model", "dnn:hidden=5"]
 STEPS = ["--R", "2", "--B", "5", "--eta", "0.01", "--alpha", "0.02"]
 SHORT = ["run", "pfedme", *DATA, *STEPS, "--rounds", "5", "--cohort", "3", "--eval-every", "5"]
+COMPARED = ["compare", "fedavg", "pfedme", "alone:l2=model", *DATA, *STEPS, "--rounds", "2", "--cohort", "3",
+            "--seeds", "2"]  # fmt: skip
 LOST = re.compile(r"pfedme: Another host has ended or cannot be reached; .* 'pfedme resume \S+' continues")
 
 
@@ -81,15 +83,17 @@ def finished(hosts: int, words: Sequence[str], **how: Any) -> list[str]:
 
 
 def contents(out: Path) -> dict[str, Any]:
-    """All that a finished run leaves behind, but for its time, its machine and its page."""
+    """All that a finished run or comparison leaves behind, but for its time, its machine and its page."""
     found: dict[str, Any] = {}
-    for path in sorted(out.iterdir()):
-        found[path.name] = path.read_bytes() if path.name != "report.html" else None
-    record = json.loads(found["record.json"])
-    assert record.pop("status") == "finished"
-    assert record.pop("timing")
-    assert record.pop("environment")
-    return found | {"record.json": record}
+    for path in sorted(path for path in out.rglob("*") if path.is_file()):
+        name = str(path.relative_to(out))
+        found[name] = path.read_bytes() if path.name != "report.html" else None
+        if path.name == "record.json":
+            found[name] = record = json.loads(path.read_bytes())
+            assert record.pop("status") == "finished"
+            assert record.pop("timing")
+            assert record.pop("environment")
+    return found
 
 
 def alone(words: Sequence[str], out: Path, devices: int) -> dict[str, Any]:
@@ -106,6 +110,16 @@ def test_two_hosts_do_to_the_bit_what_one_process_with_two_devices_does(tmp_path
     assert printed[1] == ""
     assert json.loads(printed[0])["final"]["round"] == 5
     assert contents(tmp_path / "two") == alone(SHORT, tmp_path / "one", 2)
+
+
+def test_two_hosts_compare_as_one_process_with_two_devices_does(tmp_path: Path):
+    """Two seeds of an algorithm are trained in one program."""
+    printed = finished(2, [*COMPARED, "--out", str(tmp_path / "two"), "--json"])
+    assert printed[1] == ""
+    assert json.loads(printed[0])["results"].keys() == {"fedavg", "pfedme", "alone"}
+    found = contents(tmp_path / "two")
+    assert len([name for name in found if name.endswith("record.json")]) == 6
+    assert found == alone(COMPARED, tmp_path / "one", 2)
 
 
 MORE = {
@@ -362,7 +376,7 @@ def test_clients_do_not_choose_on_several_hosts(option: list[str], capsys: pytes
     assert "use 'pfedme personalize' when the run has finished" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["compare", "tune", "personalize", "study", "advise", "reproduce"])
+@pytest.mark.parametrize("command", ["tune", "personalize", "study", "advise", "reproduce"])
 def test_commands_for_one_host_refuse_a_step_of_several(
     command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

@@ -21,7 +21,7 @@ from jax.core import Tracer
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from pfedme.errors import InputError
+from pfedme.errors import InputError, Interrupted
 from pfedme.files import cache_folder
 
 T = TypeVar("T")
@@ -184,18 +184,18 @@ _stopping = False
 
 
 def stop_together() -> None:
-    """Makes `agreed` raise KeyboardInterrupt on all hosts, where a single process would raise it at once."""
+    """Makes `agreed` raise `Interrupted` on all hosts, where a single process would raise it at once."""
     global _stopping
     _stopping = True
 
 
 def agreed(number: int) -> int:
-    """The first host's `number`, on all hosts. Raises KeyboardInterrupt if one of them was told to stop."""
+    """The first host's `number`, on all hosts. Raises `Interrupted` if one of them was told to stop."""
     if hosts() == 1:
         return number
     told = multihost_utils.process_allgather(np.array([_stopping, number], np.int32))
     if told[:, 0].any():
-        raise KeyboardInterrupt
+        raise Interrupted(None)
     return int(told[0, 1])
 
 

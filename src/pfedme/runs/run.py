@@ -186,6 +186,8 @@ class Run:
     def prepare(self) -> tuple[Run, Simulation]:
         """This run with every default filled in, and its simulation; loads the data."""
         check(self, "the run")
+        if hosts() > 1:
+            self.check_hosts()
         if self.quarter_at and not self.rounds:
             raise InputError(
                 f"--quarter-at {'-'.join(map(str, self.quarter_at))} needs a given number of rounds; give "

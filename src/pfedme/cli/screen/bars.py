@@ -116,13 +116,17 @@ class SearchBar(TrainingBar):
 
 
 class Steps(Live):
-    """Progress over a few long steps, on standard error."""
+    """Progress over a few long steps, on standard error. Of several hosts, only the first has it `shown`."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, shown: bool = True) -> None:
         super().__init__("", 1, Console(stderr=True))
+        self.shown = shown
+        self.live = self.live if shown else None
 
     def __call__(self, what: str, done: int, total: int) -> None:
         """Shows that `done` of `total` steps are done and that `what` comes next."""
+        if not self.shown:
+            return
         self.show(what, done, total)
         if not self.live and done < total:
             print(f"{what}: step {done + 1} of {total}", file=sys.stderr, flush=True)
