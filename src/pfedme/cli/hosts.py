@@ -25,7 +25,7 @@ START_S = 600
 """Seconds that hosts wait for the last of them at the beginning."""
 END_S = 3600
 """Seconds that hosts wait for the last of them at the end."""
-ONE_HOST = ("personalize", "advise", "tune", "reproduce", "study", "audit")
+ONE_HOST = ("advise", "reproduce", "study", "audit")
 """Commands that train, and work on one host."""
 SILENT_S = 100
 """Seconds after which a host that is no longer heard of counts as lost."""

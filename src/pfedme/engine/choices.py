@@ -205,7 +205,7 @@ def personalize(
         watch("choice", fold, folds + 1)
         who = np.arange(federation.clients) if fold == 0 else few
         part = federation.hold_out(fold, how.folds)
-        blocks = Blocks.cut(*(a[who] for a in part.rows("validation")))
+        blocks = Blocks.of(part, "validation", who)
         starts, offered = _started(how, model, part, lines, alone, given)
         own = jax.random.fold_in(key, fold)
         found = lambda_path(model, part, starts, offered, own, who, blocks, eta, how.B)
@@ -219,12 +219,12 @@ def personalize(
     count = np.bincount(owner, minlength=federation.clients)[:, None]
     means = _by_client(every, owner, federation.clients) / np.where(count > 0, count, np.nan)
 
-    test = Blocks.cut(*federation.rows("test"))
+    who = np.arange(federation.clients)
+    test = Blocks.of(federation, "test", who)
     right, theta, shared = [], None, None
     values = dict[str, Value | None]()
     metric = None if measure in (ACCURACY, R2) else measure
     judged = metric and _judge_of(metric, model, federation, test, positive)
-    who = np.arange(federation.clients)
     y = federation.y[test.rows()].astype(np.float64)
     variance = float(np.var(y)) if len(y) and federation.classes == 0 else 1.0
     starts, offered = _started(how, model, federation, lines, alone, given)
@@ -232,9 +232,9 @@ def personalize(
     walked = lambda_path(model, federation, starts, offered, last, who, test, eta, how.B)
     for place, (found, models) in enumerate(walked):
         right.append(found.right if federation.classes else _explained(found, variance))
-        theta = models if theta is None else _where(jnp.asarray(choice == place), models, theta)
+        theta = models if theta is None else _where(choice == place, models, theta)
         if judged:
-            shared = models if shared is None else _where(jnp.asarray(joined == place), models, shared)
+            shared = models if shared is None else _where(joined == place, models, shared)
             if not offered[place].on_path:
                 values[offered[place].name] = judged(models)
     assert theta is not None
@@ -264,7 +264,7 @@ def _started(
         starts[line.name] = start.models
         if line.path and shifts:
             assert start.prior is not None
-            own = jnp.asarray(shift(federation, start.prior), jnp.float32)
+            own = replicate(shift(federation, start.prior).astype(np.float32))
             starts[with_prior(line.name)] = jax.vmap(shifted)(start.models, own)
     starts["alone"] = alone(federation)
     centres = [line.name for line in lines if line.path]
@@ -277,14 +277,14 @@ def _judge_of(
 ) -> Callable[[Params], Value | None]:
     """A function that computes a metric of stacked models on the rows in `blocks`; None if there are too many
     rows to keep."""
-    store, clients = Store.of(federation), federation.clients
+    store, clients, labels = Store.of(federation), federation.clients, federation.y
     spread = None
     if federation.classes == 0:
         spread = Spread.of(federation.y, blocks, clients, federation.label_unit)
     positive = federation.positive if positive is None else positive
 
     def judged(models: Params) -> Value | None:
-        rows = score(model, models, store.x, store.y, blocks, clients, spread, positive).rows
+        rows = score(model, models, store.x, store.y, blocks, clients, spread, positive, labels).rows
         return None if rows is None else rows.value(metric.key)
 
     return judged
@@ -328,7 +328,8 @@ def with_own_lambdas(simulation: Simulation, state: State, how: Personalize | No
     lams = [algorithm.lam, *(lam for lam in PATH if lam < algorithm.lam)]
     offered = [Candidate("personal", lam, how.steps) for lam in lams]
     key = jax.random.fold_in(jax.random.fold_in(simulation.key, 2**32 - 2), state.t)
-    who, blocks = np.arange(federation.clients), Blocks.cut(*federation.rows("validation"))
+    who = np.arange(federation.clients)
+    blocks = Blocks.of(federation, "validation", who)
     w = simulation.shared(state)
     assert w is not None
     starts = {"global": for_all(w, federation.clients)}
@@ -344,6 +345,6 @@ def _by_client(values: np.ndarray, owner: np.ndarray, clients: int) -> np.ndarra
 
 
 @jax.jit
-def _where(mask: jax.Array, mine: Params, other: Params) -> Params:
+def _where(mask: np.ndarray, mine: Params, other: Params) -> Params:
     """`mine` where the mask is true, `other` elsewhere, in stacks of points."""
     return mine.map(lambda a, b: jnp.where(jnp.reshape(mask, (-1,) + (1,) * (a.ndim - 1)), a, b), other)

@@ -180,6 +180,18 @@ def read(a: Any) -> np.ndarray:
     return np.asarray(a)
 
 
+def from_hosts(own: np.ndarray, home: np.ndarray) -> np.ndarray:
+    """Values for all items, on all hosts, where item k is one of host home[k], from those that each host has
+    for its `own` items, in the same order."""
+    counts = np.bincount(home, minlength=hosts())
+    sent = np.zeros((counts.max(), *own.shape[1:]), own.dtype)
+    sent[: len(own)] = own
+    found = np.empty((len(home), *own.shape[1:]), own.dtype)
+    for k, part in enumerate(multihost_utils.process_allgather(sent)):
+        found[home == k] = part[: counts[k]]
+    return found
+
+
 _stopping = False
 
 

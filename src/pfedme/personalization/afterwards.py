@@ -58,7 +58,7 @@ def offer(
 ) -> Offer:
     """Finds models for `newcomers` if they are given; otherwise for the run's `members`, and shows how the
     clients that it held out fare by the number of their rows. Results are written to the folder `out` as
-    soon as they are found."""
+    soon as they are found; of several hosts, by the first."""
     how = how or finished.run.personalize or Personalize()
     federation = finished.encoded(newcomers) if newcomers else finished.simulation.federation
     found, levels = None, list[Level]()
@@ -68,13 +68,14 @@ def offer(
         found = finished.to_members(how, watch)
     if out and found is not None:
         # First, because a folder with personalized.json is complete.
-        if columns := columns_of(finished.simulation.model, federation, finished.w, found.theta):
+        columns = columns_of(finished.simulation.model, federation, finished.w, found.theta)
+        if columns and is_first():
             write_columns(out, columns)
         write(out, found, finished.simulation.model, federation, how)
     later = finished.run.parties()[1] if held_out and newcomers is None else None
     if later is not None:
         levels = newcomer_curve(finished, later, how, watch)
-    if out and levels:
+    if out and levels and is_first():
         write_newcomers(out, levels)
     return Offer(how, federation, found, levels)
 
