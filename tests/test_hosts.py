@@ -35,6 +35,8 @@ sys.exit(main())
 DATA = ["--data", "synthetic:clients=7,rows=30,features=6,classes=3", "--model", "dnn:hidden=5"]
 STEPS = ["--R", "2", "--B", "5", "--eta", "0.01", "--alpha", "0.02"]
 SHORT = ["run", "pfedme", *DATA, *STEPS, "--rounds", "5", "--cohort", "3", "--eval-every", "5"]
+COMPARED = ["compare", "fedavg", "alone:l2=model", *DATA, *STEPS[:6], "--rounds", "2", "--cohort", "3",
+            "--seeds", "2", "--personalize", "auto:steps=2,folds=2"]  # fmt: skip
 LOST = re.compile(r"pfedme: Another host has ended or cannot be reached; .* 'pfedme resume \S+' continues")
 
 
@@ -81,15 +83,17 @@ def finished(hosts: int, words: Sequence[str], **how: Any) -> list[str]:
 
 
 def contents(out: Path) -> dict[str, Any]:
-    """All that a finished run leaves behind, but for its time, its machine and its page."""
+    """All that a finished run or comparison leaves behind, but for its time, its machine and its page."""
     found: dict[str, Any] = {}
-    for path in sorted(out.iterdir()):
-        found[path.name] = path.read_bytes() if path.name != "report.html" else None
-    record = json.loads(found["record.json"])
-    assert record.pop("status") == "finished"
-    assert record.pop("timing")
-    assert record.pop("environment")
-    return found | {"record.json": record}
+    for path in sorted(path for path in out.rglob("*") if path.is_file()):
+        name = str(path.relative_to(out))
+        found[name] = path.read_bytes() if path.name != "report.html" else None
+        if path.name == "record.json":
+            found[name] = record = json.loads(path.read_bytes())
+            assert record.pop("status") == "finished"
+            assert record.pop("timing")
+            assert record.pop("environment")
+    return found
 
 
 def alone(words: Sequence[str], out: Path, devices: int) -> dict[str, Any]:
@@ -100,21 +104,30 @@ def alone(words: Sequence[str], out: Path, devices: int) -> dict[str, Any]:
     return contents(out)
 
 
-def test_two_hosts_do_to_the_bit_what_one_process_with_two_devices_does(tmp_path: Path):
-    """Of three clients in a round, two or three may have their rows on one host."""
-    printed = finished(2, [*SHORT, "--out", str(tmp_path / "two"), "--json"])
+def test_two_hosts_compare_and_personalize_as_one_process_with_two_devices_does(tmp_path: Path):
+    """Of three clients in a round, two or three may have their rows on one host, and two seeds of an
+    algorithm are trained in one program."""
+    printed = finished(2, [*COMPARED, "--out", str(tmp_path / "two"), "--json"])
     assert printed[1] == ""
-    assert json.loads(printed[0])["final"]["round"] == 5
-    assert contents(tmp_path / "two") == alone(SHORT, tmp_path / "one", 2)
+    assert json.loads(printed[0])["results"].keys() == {"fedavg", "alone", "recommended"}
+    found = contents(tmp_path / "two")
+    for seed in (0, 1):
+        assert f"alone/seed-{seed}/record.json" in found
+        assert f"fedavg/seed-{seed}/personalized.safetensors" in found
+    assert found == alone(COMPARED, tmp_path / "one", 2)
 
 
 MORE = {
+    "cohort": SHORT,
     "everyone": ["run", "pfedme", *DATA, *STEPS, "--rounds", "4", "--cohort", "7"],
-    "state": ["run", "scaffold", *DATA, *STEPS[:6], "--rounds", "6", "--cohort", "4"],
+    "state": ["run", "scaffold", *DATA, *STEPS[:6], "--rounds", "6", "--cohort", "3"],
     "quantized": ["run", "fedavg-ft", *DATA, "--F", "2", *STEPS[:6], "--rounds", "4", "--cohort", "3",
                   "--codec", "fedpaq"],
     "auto": ["run", "alone", *DATA, "--R", "3", "--budget", "40"],
     "some evaluated": [*SHORT, "--eval-clients", "3"],
+    "held out": ["run", "fedavg", *DATA, *STEPS[:6], "--rounds", "2", "--budget", "20", "--cohort", "3",
+                 "--holdout-clients", "0.4", "--personalize", "auto:steps=2,folds=2"],
+    "own lambdas": [*SHORT, "--rechoose", "2"],
 }  # fmt: skip
 
 
@@ -126,12 +139,56 @@ def test_other_runs_on_two_hosts_are_the_same_to_the_bit(name: str, tmp_path: Pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("hosts", "devices"), [(4, 1), (2, 2)])
+@pytest.mark.parametrize(
+    ("hosts", "devices", "words"), [(4, 1, SHORT), (2, 2, SHORT), (4, 1, COMPARED), (2, 2, COMPARED)]
+)
 def test_four_devices_on_several_hosts_do_what_they_do_in_one_process(
-    hosts: int, devices: int, tmp_path: Path
+    hosts: int, devices: int, words: list[str], tmp_path: Path
 ):
-    finished(hosts, [*SHORT, "--out", str(tmp_path / "several")], devices=devices)
-    assert contents(tmp_path / "several") == alone(SHORT, tmp_path / "one", 4)
+    finished(hosts, [*words, "--out", str(tmp_path / "several")], devices=devices)
+    assert contents(tmp_path / "several") == alone(words, tmp_path / "one", 4)
+
+
+@pytest.mark.slow
+def test_several_hosts_personalize_a_finished_run_of_a_table(tmp_path: Path):
+    """Clients with opposite rules fall into clusters, and the columns of a table have an importance."""
+    random = np.random.default_rng(0)
+    rows = ["hospital,age,stage,outcome"]
+    for k in range(240):
+        age, stage = random.normal(50, 10), random.choice(["a", "b", "c"])
+        likely = (age > 50) == (k % 6 % 2 == 0)
+        rows.append(f"h{k % 6},{age:.1f},{stage},{'yes' if likely else 'no'}")
+    (tmp_path / "table.csv").write_text("\n".join(rows))
+    table = ["--data", str(tmp_path / "table.csv"), "--client", "hospital", "--label", "outcome"]
+    run = tmp_path / "run"
+    alone(["run", "fedavg", *table, *STEPS[:6], "--rounds", "4", "--budget", "20"], run, 2)
+    for data in ([], table[:2]):
+        words = ["personalize", str(run), *data, "--personalize", "auto:steps=2,folds=2"]
+        several, one = (tmp_path / f"{name}{len(data)}" for name in ("several", "one"))
+        finished(2, [*words, "--out", str(several)])
+        found = contents(several)
+        assert {"columns.csv", "personalized.csv", "personalized.safetensors"} <= found.keys()
+        assert found == alone(words, one, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("search", ["tpe", "grid"])
+def test_several_hosts_search_as_one_process_does(search: str, tmp_path: Path):
+    """Trials are pruned after five; the last two are made by processes that resume the search."""
+    words = ["tune", "fedavg", *DATA, "--R", "2", "--B", "5", "--rounds", "16", "--search", search]
+    for out, hosts in (("several", 2), ("one", 1)):
+        for trials in ("6", "8"):
+            own = [*words, "--trials", trials, "--out", str(tmp_path / out)]
+            if hosts == 2:
+                printed = finished(2, [*own, "--json"])
+                assert len(json.loads(printed[0])["trials"]) == int(trials)
+                assert printed[1] == ""
+            else:
+                process = start(own, 2)
+                assert process.communicate(timeout=1500)[1] is not None
+                assert process.returncode == 0
+    for name in ("tune.json", "trials.csv", "tune.md"):
+        assert (tmp_path / "several" / name).read_bytes() == (tmp_path / "one" / name).read_bytes()
 
 
 LONG = ["run", "pfedme", *DATA, *STEPS, "--rounds", "400", "--cohort", "3", "--eval-every", "400"]
@@ -355,14 +412,13 @@ def test_a_place_that_cannot_be(words: list[str], cure: str):
         where(*words)
 
 
-@pytest.mark.parametrize("option", [["--personalize", "auto"], ["--holdout-clients", "0.2"]])
-def test_clients_do_not_choose_on_several_hosts(option: list[str], capsys: pytest.CaptureFixture[str]):
+def test_pooled_is_refused_on_several_hosts(capsys: pytest.CaptureFixture[str]):
     hosts = ["--hosts", "2", "--host", "0", "--coordinator", "127.0.0.1:1"]
-    assert main(["run", "fedavg", *DATA, *option, *hosts]) == 2
-    assert "use 'pfedme personalize' when the run has finished" in capsys.readouterr().err
+    assert main(["compare", "fedavg", "pooled", *DATA, *hosts]) == 2
+    assert "pooled trains on all rows in one place; run it on one host" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["compare", "tune", "personalize", "study", "advise", "reproduce"])
+@pytest.mark.parametrize("command", ["study", "advise", "reproduce", "audit"])
 def test_commands_for_one_host_refuse_a_step_of_several(
     command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

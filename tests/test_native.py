@@ -138,8 +138,8 @@ def test_the_record_says_which_form_ran(given, longest):
     simulation = Simulation(tiny(PFedMe, R=2, **given), network(), fed, cohort=2)
     who = np.stack([padded(simulation.seated(0))] * simulate.MOST_ROUNDS).astype(np.int32)
     state, work = simulation.start(), (padded(np.zeros(2, int)), who, 1, None)
-    program = simulate._advance.lower(simulation.store, (simulation.job(0),), (state,), *work, cohort=2)
-    ran = "machine code" if native.TARGET in program.as_text() else "XLA"
+    program = simulate._advance.trace(simulation.store, (simulation.job(0),), (state,), *work, cohort=2)
+    ran = "machine code" if native.TARGET in program.lower().as_text() else "XLA"
     assert form(simulation) == {"proximal_steps": ran}
     assert (ran == "machine code") == (not given or (longest == 64 and "B" in given))
     fedavg = Simulation(tiny(FedAvg), network(), fed, cohort=2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from pfedme.arguments import how
+from pfedme.cli.hosts import add_hosts, folder_for, place, resumed, together
 from pfedme.cli.options import PERSONALIZE, new_parser, parsed
 from pfedme.cli.training import add_hyperparameters, add_recorded_training, algorithm_names, new_folder, runs
 from pfedme.errors import InputError
@@ -31,6 +32,7 @@ def parser() -> argparse.ArgumentParser:
         "--personalize", metavar="HOW",
         help=f"{PERSONALIZE}; the first algorithm with a shared model offers it, and 'recommended' shows it",
     )  # fmt: skip
+    add_hosts(made)
     add_hyperparameters(made)
     return made
 
@@ -40,8 +42,8 @@ def carry_out(argv: list[str]) -> int:
     args = parsed(parser(), argv)
     if args.seeds < 1:
         raise InputError(f"--seeds must be at least 1, not {args.seeds}.")
-    described = runs(args, args.algorithms)
-    out = args.out or new_folder("compare")
+    described, where = runs(args, args.algorithms), place(args)
+    out = folder_for(args.out, where, lambda: new_folder("compare"))
 
     from pfedme.cli.results import show_comparison
     from pfedme.cli.screen.bars import Bar
@@ -53,11 +55,14 @@ def carry_out(argv: list[str]) -> int:
 
     keep_compiled_programs()
     described = with_choice(described, how(args.personalize or None))
-    track = parse_trackers(args.track)
+    for run in described if where else ():
+        run.check_hosts()
     rounds = [run.rounds for run in described]
-    with Bar(total=sum(rounds) * args.seeds if all(rounds) else None) as bar:
-        comparison = compare(described, args.seeds, out, force=args.force, watch=bar, track=track)
-    status = show_comparison(comparison, out, as_json=args.json)
-    if not args.json:
-        print_notes(load(described[0].data).notes)
+    with together(where, resumed(out)) as first:
+        track = parse_trackers(args.track) if first else ()
+        with Bar(total=sum(rounds) * args.seeds if all(rounds) else None, shown=first) as bar:
+            comparison = compare(described, args.seeds, out, force=args.force, watch=bar, track=track)
+        status = show_comparison(comparison, out, as_json=args.json)
+        if first and not args.json:
+            print_notes(load(described[0].data).notes)
     return status

@@ -14,7 +14,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +25,7 @@ START_S = 600
 """Seconds that hosts wait for the last of them at the beginning."""
 END_S = 3600
 """Seconds that hosts wait for the last of them at the end."""
-ONE_HOST = ("compare", "personalize", "advise", "tune", "reproduce", "study", "audit")
+ONE_HOST = ("advise", "reproduce", "study", "audit")
 """Commands that train, and work on one host."""
 SILENT_S = 100
 """Seconds after which a host that is no longer heard of counts as lost."""
@@ -113,6 +113,16 @@ def _of_kubernetes(environment: Mapping[str, str]) -> dict[str, str]:
     return {} if index is None else {"host": index}
 
 
+def folder_for(given: Path | None, where: Place | None, new: Callable[[], Path]) -> Path:
+    """The folder for the results: the given one, or a new one, whose name only the first host knows."""
+    return given or (Path("DIR") if where and where.host else new())
+
+
+def resumed(out: Path) -> str:
+    """How a run or a comparison in a folder continues; see `together`."""
+    return f"'pfedme resume {out}' continues the run"
+
+
 def check_hosts(command: str, environment: Mapping[str, str] = os.environ) -> None:
     """Raises an error if a command that works on one host was started on several."""
     hosts = environment.get("PFEDME_HOSTS") or _of_slurm(environment).get("hosts", "1")
@@ -124,15 +134,16 @@ def check_hosts(command: str, environment: Mapping[str, str] = os.environ) -> No
 
 
 @contextlib.contextmanager
-def together(where: Place | None, out: Path | str) -> Iterator[bool]:
-    """Connects this host with the others while a run is carried out; the value is whether it is the first.
+def together(where: Place | None, cure: str) -> Iterator[bool]:
+    """Connects this host with the others while a command is carried out; the value is whether it is the
+    first.
 
-    If another one is lost meanwhile, the error says how to continue the run in the folder `out`.
+    If another one is lost meanwhile, the error ends with the `cure`, what to do on any number of hosts.
     """
     if where is None:
         yield True
         return
-    lost = Lost(out)
+    lost = Lost(cure)
     try:
         _connect(where)
         _handle_signals()
@@ -156,10 +167,9 @@ class Lost:
     JAX then aborts the process from a thread of its own, with pages of text. This says one sentence instead.
     """
 
-    def __init__(self, out: Path | str) -> None:
+    def __init__(self, cure: str) -> None:
         self.sentence = (
-            "Another host has ended or cannot be reached; see what it says. "
-            f"'pfedme resume {out}' continues the run, on any number of hosts."
+            f"Another host has ended or cannot be reached; see what it says. {cure}, on any number of hosts."
         )
         self.is_reported = False
         # What libraries write without Python, such as this text, goes nowhere.

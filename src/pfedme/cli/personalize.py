@@ -6,6 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
+from pfedme.cli.hosts import add_hosts, place, together
 from pfedme.cli.interrupts import rest_is_done_by
 from pfedme.cli.options import (
     PERSONALIZE,
@@ -34,6 +35,7 @@ def parser() -> argparse.ArgumentParser:
     add_data(made, None, "newcomers, a federation that was not trained on (if not given, the run's clients)")
     made.add_argument("--personalize", metavar="HOW", help=PERSONALIZE)
     add_out(made, "folder for the results; if not given, the run's folder")
+    add_hosts(made)
     add_json(made)
     add_debug(made)
     return made
@@ -42,23 +44,30 @@ def parser() -> argparse.ArgumentParser:
 def carry_out(argv: list[str]) -> int:
     """Finds the models, writes them and prints how well they do."""
     args = parsed(parser(), argv)
-    out = _folder(args)
+    if args.data and not args.out:
+        raise InputError("Newcomers' models need a separate folder: give --out DIR.")
+    out, where = args.out or args.run, place(args)
 
     from pfedme.arguments import how
     from pfedme.cli.results import print_offered
     from pfedme.cli.screen.bars import Steps
-    from pfedme.engine.devices import keep_compiled_programs
+    from pfedme.engine.devices import from_first, keep_compiled_programs
     from pfedme.personalization.afterwards import offer, write_page
     from pfedme.personalization.finished import FinishedRun
 
     keep_compiled_programs()
     chosen = how(args.personalize or None)
-    with rest_is_done_by(["personalize", *argv]):
+    again = f"'pfedme personalize {args.run}' starts again"
+    with together(where, again) as first, rest_is_done_by(["personalize", *argv]):
+        from_first(lambda: _check_folder(out, newcomers=bool(args.data)))
         finished = FinishedRun.open(args.run)
         newcomers = source(args, finished.run.data) if args.data else None
-        with Steps() as steps:
+        with Steps(shown=first) as steps:
             offered = offer(finished, chosen, newcomers, out=out, watch=steps)
-        write_page(args.run, out, newcomers)
+        if first:
+            write_page(args.run, out, newcomers)
+    if not first:
+        return 0
     if args.json:
         print(json.dumps({"out": str(out), **offered.to_json()}))
         return 0
@@ -68,14 +77,11 @@ def carry_out(argv: list[str]) -> int:
     return 0
 
 
-def _folder(args: argparse.Namespace) -> Path:
-    """The folder for the results, which can be the run's folder only for the run's own clients."""
+def _check_folder(out: Path, *, newcomers: bool) -> None:
+    """Raises an error unless results can be written to a folder; a run's folder is only for the run's own
+    clients."""
     from pfedme.files import refuse_file
 
-    if args.data and not args.out:
-        raise InputError("Newcomers' models need a separate folder: give --out DIR.")
-    out = args.out or args.run
     refuse_file(out)
-    if args.data and (out / "record.json").exists():
+    if newcomers and (out / "record.json").exists():
         raise InputError(f"{out} holds a run; newcomers' models need a separate folder.")
-    return out

@@ -1,4 +1,5 @@
-"""Prints the results of runs and comparisons, as JSON or for people, after writing their report."""
+"""Prints the results of runs and comparisons, as JSON or for people, after writing their report. Of several
+hosts, the first does, and all do what is left to compute before."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from pfedme.cli.screen.bars import Steps
 from pfedme.cli.screen.federations import print_notes
 from pfedme.cli.screen.personalization import print_newcomers, print_offer
 from pfedme.cli.screen.runs import print_comparison, print_run
+from pfedme.engine.devices import is_first
 from pfedme.personalization.afterwards import Offer, left_to_do, let_clients_choose, offer, write_page
 from pfedme.personalization.finished import FinishedRun
 from pfedme.report.html.page import NAME, report
@@ -24,20 +26,22 @@ if TYPE_CHECKING:
 
 def show_run(record: dict[str, Any], federation: Federation | None, out: Path, *, as_json: bool) -> int:
     """Prints a finished run and, if requested, the models that it offers its clients and newcomers."""
-    report([out], out / NAME, force=True)
+    told = is_first() and not as_json
+    if is_first():
+        report([out], out / NAME, force=True)
     document = {"out": str(out), "final": record["final"], "timing": record["timing"]}
-    if not as_json:
+    if told:
         print_run(record, out, federation)
         print_notes(federation.notes if federation else ())
     members, held_out = left_to_do(out, record["config"])
     if members or held_out:
         offered = _offer_what_is_left(out, members=members, held_out=held_out)
         document |= offered.to_json()
-        if not as_json:
+        if told:
             print_offered(offered, out)
-    if "track" in record:
+    if is_first() and "track" in record:
         keep(out, out / NAME)
-    if as_json:
+    if is_first() and as_json:
         print(json.dumps(document))
     return 0
 
@@ -46,9 +50,10 @@ def _offer_what_is_left(out: Path, *, members: bool, held_out: bool) -> Offer:
     """Finds the models that the options of a finished run ask for."""
     with rest_is_done_by(["resume", str(out)]):
         finished = FinishedRun.open(out)
-        with Steps() as steps:
+        with Steps(shown=is_first()) as steps:
             offered = offer(finished, out=out, members=members, held_out=held_out, watch=steps)
-        write_page(out, out, None)
+        if is_first():
+            write_page(out, out, None)
     return offered
 
 
@@ -63,8 +68,11 @@ def print_offered(offered: Offer, out: Path) -> None:
 def show_comparison(comparison: Comparison, out: Path, *, as_json: bool) -> int:
     """Prints a finished comparison, after its clients have chosen their models if requested; the exit status
     shows whether all of its runs have a result."""
-    with rest_is_done_by(["resume", str(out)]), Steps() as steps:
+    with rest_is_done_by(["resume", str(out)]), Steps(shown=is_first()) as steps:
         comparison = let_clients_choose(out, steps) or comparison
+    status = 1 if comparison.failures else 0
+    if not is_first():
+        return status
     report([out], out / NAME, force=True)
     if as_json:
         verdict = {"verdict": comparison.verdict.to_json()} if comparison.verdict else {}
@@ -74,4 +82,4 @@ def show_comparison(comparison: Comparison, out: Path, *, as_json: bool) -> int:
         print_comparison(comparison, out)
     for reason in comparison.failures:
         print(f"pfedme: {reason}", file=sys.stderr)
-    return 1 if comparison.failures else 0
+    return status

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from pfedme.cli.hosts import Place, add_hosts, place, together
+from pfedme.cli.hosts import add_hosts, place, resumed, together
 from pfedme.cli.options import add_debug, add_json, new_parser, parsed
 from pfedme.errors import InputError
 
@@ -32,25 +32,24 @@ def carry_out(argv: list[str]) -> int:
     if not args.folder.is_dir() and not (where and where.host):
         raise InputError(f"There is no folder {args.folder}.")
 
-    from pfedme.engine.devices import keep_compiled_programs
+    from pfedme.engine.devices import agreed, keep_compiled_programs
     from pfedme.runs.plan import PLAN
 
     keep_compiled_programs()
-    if where:
-        return _on_several_hosts(args.folder, where, as_json=args.json)
-    resumed = _comparison if (args.folder / PLAN).exists() else _run
-    return resumed(args.folder, as_json=args.json)
+    with together(where, resumed(args.folder)):
+        resume = _comparison if agreed((args.folder / PLAN).exists()) else _run
+        return resume(args.folder, as_json=args.json)
 
 
 def _comparison(folder: Path, *, as_json: bool) -> int:
     """Resumes a comparison."""
     from pfedme.cli.results import show_comparison
     from pfedme.cli.screen.bars import Bar
-    from pfedme.runs.plan import read_plan
-    from pfedme.training.compare import resume_comparison
+    from pfedme.engine.devices import is_first
+    from pfedme.training.compare import plan_of, resume_comparison
 
-    rounds = [job["config"]["rounds"] for job in read_plan(folder)]
-    with Bar(total=sum(rounds) if all(rounds) else None) as bar:
+    rounds = [job["config"]["rounds"] for job in plan_of(folder)]
+    with Bar(total=sum(rounds) if all(rounds) else None, shown=is_first()) as bar:
         comparison = resume_comparison(folder, watch=bar)
     return show_comparison(comparison, folder, as_json=as_json)
 
@@ -59,27 +58,18 @@ def _run(path: Path, *, as_json: bool) -> int:
     """Resumes a run or, if it has finished, the steps that were to follow it."""
     from pfedme.cli.results import show_run
     from pfedme.cli.screen.bars import Bar
+    from pfedme.engine.devices import agreed, is_first
     from pfedme.personalization.afterwards import left_to_do, page_is_late
     from pfedme.runs.folder import Folder
     from pfedme.training.execute import resume
 
     folder = Folder(path)
-    record = folder.read()
+    record = folder.read_by_all()
     finished = record.get("status") == "finished"
-    if finished and (any(left_to_do(path, record["config"])) or page_is_late(path)):
-        folder.checkpoint.unlink(missing_ok=True)
+    if finished and (any(left_to_do(path, record["config"])) or agreed(page_is_late(path))):
+        if is_first():
+            folder.checkpoint.unlink(missing_ok=True)
         return show_run(record, None, path, as_json=as_json)
-    with Bar(total=record["config"].get("rounds", 1) or None) as bar:
+    with Bar(total=record["config"].get("rounds", 1) or None, shown=is_first()) as bar:
         result = resume(path, watch=lambda p: bar(path.name, 0, p))
     return show_run(result.record, result.federation, path, as_json=as_json)
-
-
-def _on_several_hosts(path: Path, where: Place, *, as_json: bool) -> int:
-    """Resumes a run; only the first host needs its folder."""
-    from pfedme.cli.results import show_run
-    from pfedme.cli.screen.bars import Bar
-    from pfedme.training.execute import resume
-
-    with together(where, path) as first, Bar(total=None, shown=first) as bar:
-        result = resume(path, watch=lambda p: bar(path.name, 0, p))
-    return show_run(result.record, result.federation, path, as_json=as_json) if first else 0

@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 
 from pfedme.arguments import how
-from pfedme.cli.hosts import add_hosts, place, together
+from pfedme.cli.hosts import add_hosts, folder_for, place, resumed, together
 from pfedme.cli.options import PERSONALIZE, new_parser, parsed
 from pfedme.cli.training import add_hyperparameters, add_recorded_training, algorithm_names, new_folder, runs
 from pfedme.core.spec import check
@@ -43,7 +43,7 @@ def carry_out(argv: list[str]) -> int:
     run, where = _described(args), place(args)
     if where:
         run.check_hosts()
-    out = args.out or new_folder(run.algorithm.name)
+    out = folder_for(args.out, where, lambda: new_folder(run.algorithm.name))
 
     from pfedme.cli.results import show_run
     from pfedme.cli.screen.bars import Bar
@@ -52,17 +52,15 @@ def carry_out(argv: list[str]) -> int:
     from pfedme.training.track import parse_trackers
 
     keep_compiled_programs()
-    with together(where, out if args.out or not (where and where.host) else "DIR") as first:
+    with together(where, resumed(out)) as first:
         track = parse_trackers(args.track) if first else ()
         with Bar(total=run.rounds or None, shown=first) as bar:
             result = execute(
                 run, out, force=args.force, watch=lambda p: bar(run.algorithm.name, 0, p), track=track
             )
-    if not first:
-        return 0
-    record, federation = result.record, result.federation
-    del result  # its models' memory is needed for those that clients choose
-    return show_run(record, federation, out, as_json=args.json)
+        record, federation = result.record, result.federation
+        del result  # its models' memory is needed for those that clients choose
+        return show_run(record, federation, out, as_json=args.json)
 
 
 def _described(args: argparse.Namespace) -> Run:

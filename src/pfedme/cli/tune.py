@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pfedme.arguments import given_in, searching
+from pfedme.cli.hosts import add_hosts, folder_for, place, together
 from pfedme.cli.interrupts import same_command_resumes
 from pfedme.cli.options import add_debug, add_json, add_out, new_parser, parsed
 from pfedme.cli.training import (
@@ -52,6 +53,7 @@ def parser() -> argparse.ArgumentParser:
         "--search", choices=("tpe", "grid"), default="tpe",
         help="tpe, which learns from the trials so far, or a grid in a random order drawn from --seed (tpe)",
     )  # fmt: skip
+    add_hosts(made)
     add_hyperparameters(made)
     return made
 
@@ -64,7 +66,8 @@ def carry_out(argv: list[str]) -> int:
         raise InputError(f"--trials must be at least 1, not {args.trials}.")
     (run,) = runs(args, [args.algorithm])
     fixed = {*given_in(args.algorithm), *given_hyperparameters(args)}
-    out = args.out or new_folder(f"tune-{run.algorithm.name}")
+    where = place(args)
+    out = folder_for(args.out, where, lambda: new_folder(f"tune-{run.algorithm.name}"))
 
     from pfedme.cli.screen.bars import SearchBar
     from pfedme.cli.screen.tuning import print_tuning
@@ -72,11 +75,14 @@ def carry_out(argv: list[str]) -> int:
 
     keep_compiled_programs()
     try:
-        with SearchBar() as bar:
+        again = "The same command resumes the search"
+        with together(where, again) as first, SearchBar(shown=first) as bar:
             search = Search.over(run, fixed, args.search, lambda t: bar.pilot(run.algorithm.name, t))
             tuning = tune(search, args.trials, out, watch=bar)
     except KeyboardInterrupt:
         return same_command_resumes(["tune", *argv, *([] if args.out else ["--out", str(out)])])
+    if not first:
+        return 0
     if args.json:
         print(_as_json(tuning, out))
     else:

@@ -196,8 +196,8 @@ def first_rows(
     size: int, x: jax.Array, y: jax.Array, rows: jax.Array, used: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The first `size` rows of a batch, their labels, and whether they are used."""
-    rows = rows[:size]
-    return *(a.at[rows].get(mode="promise_in_bounds") for a in (x, y)), used[:size]
+    x, y = (a.at[rows[:size]].get(mode="promise_in_bounds") for a in (x, y))
+    return x, y, used[:size]
 
 
 def clipped_slopes(

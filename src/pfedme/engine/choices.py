@@ -231,7 +231,7 @@ def personalize(
         watch("choice", fold, folds + 1)
         who = np.arange(federation.clients) if fold == 0 else few
         part = federation.hold_out(fold, how.folds)
-        blocks = Blocks.cut(*(a[who] for a in part.rows("validation")))
+        blocks = Blocks.of(part, "validation", who)
         starts, offered = _started(how, model, part, lines, alone, given)
         own = jax.random.fold_in(key, fold)
         for some in chunks(who, blocks, walked_at_once(model, part, len(starts), how.B)):
@@ -251,7 +251,7 @@ def personalize(
     count = np.bincount(owner, minlength=federation.clients)[:, None]
     means = _by_client(every, owner, federation.clients) / np.where(count > 0, count, np.nan)
 
-    test = Blocks.cut(*federation.rows("test"))
+    test = Blocks.of(federation, "test", np.arange(federation.clients))
     y = federation.y[test.rows()].astype(np.float64)
     variance = float(np.var(y)) if len(y) and federation.classes == 0 else 1.0
     starts, offered = _started(how, model, federation, lines, alone, given)
@@ -315,7 +315,7 @@ def _started(
 
 def _shifted(models: Stacked, shift: np.ndarray) -> Stacked:
     """The models with each client's `shift` of its label frequencies."""
-    return MadeOnDemand(lambda who: jax.vmap(shifted)(models[who], jnp.asarray(shift[who], jnp.float32)))
+    return MadeOnDemand(lambda who: jax.vmap(shifted)(models[who], replicate(shift[who].astype(np.float32))))
 
 
 def _explained(found: Outcomes, variance: float) -> np.ndarray:
@@ -356,7 +356,8 @@ def with_own_lambdas(simulation: Simulation, state: State, how: Personalize | No
     lams = [algorithm.lam, *(lam for lam in PATH if lam < algorithm.lam)]
     offered = [Candidate("personal", lam, how.steps) for lam in lams]
     key = jax.random.fold_in(jax.random.fold_in(simulation.key, 2**32 - 2), state.t)
-    who, blocks = np.arange(federation.clients), Blocks.cut(*federation.rows("validation"))
+    who = np.arange(federation.clients)
+    blocks = Blocks.of(federation, "validation", who)
     w = simulation.shared(state)
     assert w is not None
     starts = {"global": for_all(w, federation.clients)}
@@ -377,10 +378,10 @@ def _by_client(values: np.ndarray, owner: np.ndarray, clients: int) -> np.ndarra
 
 def _taken(mine: Params, other: Params | None, mask: np.ndarray) -> Params:
     """`mine` where the mask is true, `other`, if there is one, elsewhere, in stacks of points."""
-    return mine if other is None else _where(jnp.asarray(mask), mine, other)
+    return mine if other is None else _where(mask, mine, other)
 
 
 @jax.jit
-def _where(mask: jax.Array, mine: Params, other: Params) -> Params:
+def _where(mask: np.ndarray, mine: Params, other: Params) -> Params:
     """`mine` where the mask is true, `other` elsewhere, in stacks of points."""
     return mine.map(lambda a, b: jnp.where(jnp.reshape(mask, (-1,) + (1,) * (a.ndim - 1)), a, b), other)

@@ -22,7 +22,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from pfedme.core.private import Private
-from pfedme.errors import InputError
+from pfedme.errors import InputError, Interrupted
 from pfedme.files import cache_folder
 
 T = TypeVar("T")
@@ -66,9 +66,17 @@ class Compiled:
         jitted = partial(jax.jit, f, static_argnames=static_argnames)
         self.programs = jitted(), jitted(compiler_options=wide)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def of(self, *args: Any) -> Any:
+        """The one for these arguments."""
         parts = jax.tree.leaves(args, is_leaf=lambda part: isinstance(part, Private))
-        return self.programs[any(isinstance(part, Private) for part in parts)](*args, **kwargs)
+        return self.programs[any(isinstance(part, Private) for part in parts)]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.of(*args)(*args, **kwargs)
+
+    def trace(self, *args: Any, **kwargs: Any) -> Any:
+        """As `jax.jit` has it."""
+        return self.of(*args).trace(*args, **kwargs)
 
 
 def hosts() -> int:
@@ -195,22 +203,34 @@ def read(a: Any) -> np.ndarray:
     return np.asarray(a)
 
 
+def from_hosts(own: np.ndarray, home: np.ndarray) -> np.ndarray:
+    """Values for all items, on all hosts, where item k is one of host home[k], from those that each host has
+    for its `own` items, in the same order."""
+    counts = np.bincount(home, minlength=hosts())
+    sent = np.zeros((counts.max(), *own.shape[1:]), own.dtype)
+    sent[: len(own)] = own
+    found = np.empty((len(home), *own.shape[1:]), own.dtype)
+    for k, part in enumerate(multihost_utils.process_allgather(sent)):
+        found[home == k] = part[: counts[k]]
+    return found
+
+
 _stopping = False
 
 
 def stop_together() -> None:
-    """Makes `agreed` raise KeyboardInterrupt on all hosts, where a single process would raise it at once."""
+    """Makes `agreed` raise `Interrupted` on all hosts, where a single process would raise it at once."""
     global _stopping
     _stopping = True
 
 
 def agreed(number: int) -> int:
-    """The first host's `number`, on all hosts. Raises KeyboardInterrupt if one of them was told to stop."""
+    """The first host's `number`, on all hosts. Raises `Interrupted` if one of them was told to stop."""
     if hosts() == 1:
         return number
     told = multihost_utils.process_allgather(np.array([_stopping, number], np.int32))
     if told[:, 0].any():
-        raise KeyboardInterrupt
+        raise Interrupted(None)
     return int(told[0, 1])
 
 

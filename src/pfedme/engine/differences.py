@@ -29,6 +29,7 @@ from scipy.sparse import csr_array
 
 from pfedme.data.federation import Federation
 from pfedme.engine.linear import Rows, deal, fit, loss, merged, of_groups, own_scale, prior, projected
+from pfedme.engine.store import features_of
 
 Kind = Literal["none", "label skew", "feature shift", "a few kinds", "unlike tasks", "cannot tell"]
 """none: clients are alike. label skew: labels occur with different frequencies. feature shift: inputs differ.
@@ -178,7 +179,7 @@ def split(federation: Federation) -> tuple[Rows, Rows]:
         there = np.arange(max(map(len, parts)))[None] < np.array([len(part) for part in parts])[:, None]
         at = np.zeros(there.shape, np.int64)
         at[there] = np.concatenate(parts)
-        x = f.x.reshape(len(f.x), -1)[at].swapaxes(1, 2).astype(np.float32)
+        x = features_of(f, at).swapaxes(1, 2).astype(np.float32)
         return Rows(x, y[at], range[at], there)
 
     half = [(len(own) + 1) // 2 for own in rows]

@@ -33,7 +33,7 @@ from pfedme.core.models import Model, Network
 from pfedme.core.tree import Params
 from pfedme.data.federation import Federation
 from pfedme.engine.choices import LEAST_LIKELY
-from pfedme.engine.devices import over_devices, padded, replicate
+from pfedme.engine.devices import over_devices, padded, read, replicate
 
 MOST_CLIENTS, MOST_ROWS = 100, 200
 """At most this many clients, and training and validation rows of each, are used."""
@@ -209,7 +209,7 @@ def rises(model: Model, theta: Params, sample: Sample, masks: np.ndarray) -> np.
     shuffled: masks − 1 × clients × rows. A model that does not use a feature has a rise of exactly 0."""
     rows = (sample.x, sample.y, sample.donor.astype(np.int32))
     work = masks[padded(np.arange(len(masks)))]
-    loss = np.asarray(_losses(model, theta, replicate(rows), work))[: len(masks)]
+    loss = read(_losses(model, theta, replicate(rows), work))[: len(masks)]
     return loss[1:].astype(np.float64) - loss[0]
 
 
@@ -243,7 +243,7 @@ def contradiction(
     features of a column: clients × columns. Both are centred at each client, so that a level does not count.
     """
     there = sample.there[:, None]
-    residual = np.asarray(_residuals(model, shared, replicate((sample.x, sample.y)))).astype(np.float64)
+    residual = read(_residuals(model, shared, replicate((sample.x, sample.y)))).astype(np.float64)
     if residual.shape[1] == 2:
         residual = residual[:, :1]  # that of the second class is its opposite
     n = np.maximum(sample.there.sum(axis=1), 1)[:, None, None]
@@ -296,7 +296,7 @@ def _direction(model: Model, theta: Params, federation: Federation) -> np.ndarra
     models × columns; None for other models."""
     if not isinstance(model, Network) or model.hidden or model.classes > 2:
         return None
-    W = np.asarray(theta.tree[0][0])
+    W = read(theta.tree[0][0])
     weight = W[:, 0] if W.shape[1] == 1 else W[:, federation.positive] - W[:, 1 - federation.positive]
     columns = features(federation).values()
     return np.stack(

@@ -314,13 +314,9 @@ def _of_blocks(
     found = []
     for some, own, kept in in_chunks(model, theta, blocks):
         work, place = own.work(len(x))
-        offset = own.offset[: own.total or None]
-        sums = _block_sums(model, some, x, y, work, offset, **wanted)
+        sums = _block_sums(model, some, x, y, work, own.offset[: own.total or None], **wanted)
         found.append([read(a)[place][:kept] for a in sums])
-    (first, *others) = found
-    return tuple(
-        np.concatenate([a, *(own[k] for own in others)]) if others else a for k, a in enumerate(first)
-    )
+    return tuple(found[0] if len(found) == 1 else map(np.concatenate, zip(*found, strict=True)))
 
 
 @partial(jax.jit, static_argnames=("each_row", "scores", "temperatures"))

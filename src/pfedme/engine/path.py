@@ -21,10 +21,11 @@ from pfedme.core.prox import Span
 from pfedme.core.tree import Params
 from pfedme.data.federation import Federation
 from pfedme.engine.chunks import Stacked, at_once, size_of
-from pfedme.engine.devices import over_devices, padded, replicate
+from pfedme.engine.devices import over_devices, padded, read, replicate
 from pfedme.engine.exchange import first_model
 from pfedme.engine.metrics import Blocks, Outcomes, outcomes
 from pfedme.engine.personalized import Candidate
+from pfedme.engine.routing import Route, routed, where_rows_are
 from pfedme.engine.simulate import Simulation, Store
 
 FEW = 256
@@ -48,7 +49,9 @@ def lambda_path(
     their steps on mini-batches of B rows."""
     store = Store.of(federation)
     items = padded(who).astype(np.int32)
-    centres = {line: replicate(starts[line][items]) for line in {c.line for c in offered}}
+    route = None if federation.home is None else Route.of(federation.home, who[None])
+    # In an order that is the same on all hosts, unlike that of a set.
+    centres = {line: replicate(starts[line][items]) for line in dict.fromkeys(c.line for c in offered)}
     reached = dict(centres)
     lams = list(dict.fromkeys(candidate.lam for candidate in offered if candidate.steps))
     for candidate in offered:
@@ -57,7 +60,7 @@ def lambda_path(
             same = jax.random.fold_in(key, lams.index(candidate.lam))  # the same batches on all paths
             reached[line] = _descend(
                 store, model, same, centres[line], reached[line], items, eta[items],
-                candidate.lam, candidate.steps, B=B,
+                candidate.lam, candidate.steps, route, B=B,
             )  # fmt: skip
         theta = reached[line]
         models = theta if len(items) == len(who) else theta[: len(who)]
@@ -91,6 +94,7 @@ def _descend(
     eta: jax.Array,
     lam: float,
     steps: int,
+    route: Route | None,
     B: int,
 ) -> Params:
     """θ after `steps` of θ ← argmin_u ⟨∇f̃_i(θ), u⟩ + λ/2 ‖u − w‖² + 1/(2η) ‖u − θ‖², for each client, where w
@@ -101,8 +105,9 @@ def _descend(
     """
     spans = _in_span(model, store.longest, math.prod(store.x.shape[1:]), B)
 
-    def part(shared: tuple[Store, Model, jax.Array], work: tuple[Any, ...]) -> Params:
+    def part(shared: tuple[Store, Model, jax.Array], work: tuple[Any, ...], x: Any, y: Any) -> Params:
         store, model, key = shared
+        store = store.with_rows(x, y)
 
         def fit(centre: Params, theta: Params, i: jax.Array, eta: jax.Array) -> Params:
             problem = store.problem(model, i)
@@ -124,24 +129,34 @@ def _descend(
 
         return jax.vmap(fit)(*work)
 
-    return over_devices(part, (store, model, key), (centre, theta, who, eta))
+    def part_at(shared: tuple[Any, ...], places: tuple[jax.Array, jax.Array], x: Any, y: Any) -> Params:
+        common, centre, theta, eta = shared
+        at, who = places
+        return part(common, (centre[at], theta[at], who, eta[at]), x, y)
+
+    common, own = (store.without_rows(), model, key), (store.x, store.y)
+    if route is None:
+        return over_devices(part, common, (centre, theta, who, eta), own)
+    return routed(part_at, (common, centre, theta, eta), jnp.arange(len(who)), who, own, route.at(0))
 
 
 def own_steps(model: Model, federation: Federation, seed: int, B: int) -> np.ndarray:
     """The size of each client's steps: 1/(2L), where L is the largest curvature of the losses
     of clients, or the client's own if that is larger still, as with an outlying row."""
     L = Simulation(FedAvg(eta=1.0, B=B), model, federation, cohort=1, seed=seed).smoothness()
-    own = _curvatures(model, Store.of(federation), first_model(model, seed), B)
+    own = read(_curvatures(model, Store.of(federation), first_model(model, seed), federation.home, B))
     return (1 / (2 * np.maximum(L, np.nan_to_num(own)))).astype(np.float32)
 
 
 @partial(jax.jit, static_argnames="B")
-def _curvatures(model: Model, store: Store, w: Params, B: int) -> jax.Array:
+def _curvatures(model: Model, store: Store, w: Params, home: jax.Array | None, B: int) -> jax.Array:
     """For each client, the curvature at w with which mini-batches of B rows take SGD steps: with probability
     1/B that of the heaviest row, and otherwise that of all rows (of the first FEW if there are more)."""
     w = w.map(lambda leaf: leaf.astype(store.x.dtype))
 
-    def of_client(i: jax.Array) -> jax.Array:
+    def of_client(shared: Any, i: jax.Array, _: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
+        store, model, w = shared
+        store = store.with_rows(x, y)
         first, count = store.start[i], store.n_train[i]
         at = jnp.arange(store.longest)
         rows = first + jnp.where(at < count, at, 0)
@@ -153,4 +168,7 @@ def _curvatures(model: Model, store: Store, w: Params, B: int) -> jax.Array:
         most = curvature(Loss(model, store.x[heaviest], store.y[heaviest]), w)
         return L + jnp.maximum(most - L, 0) / B if B else L
 
-    return lax.map(of_client, jnp.arange(len(store.n_train)))
+    shared, who = (store.without_rows(), model, w), jnp.arange(len(store.n_train))
+    if home is not None:
+        return where_rows_are(of_client, shared, who, home, (store.x, store.y))
+    return lax.map(lambda i: of_client(shared, i, i, store.x, store.y), who)

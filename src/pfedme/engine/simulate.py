@@ -27,7 +27,7 @@ from pfedme.core.tree import Params
 from pfedme.data.federation import Federation, Part
 from pfedme.engine.chunks import at_once, groups, size_of, stacked
 from pfedme.engine.cohorts import check_cohort, draw_cohort, draw_poisson, evaluated_clients
-from pfedme.engine.devices import Compiled, over_devices, padded, read, replicate
+from pfedme.engine.devices import Compiled, agreed, over_devices, padded, read, replicate
 from pfedme.engine.evaluation import Evaluation
 from pfedme.engine.exchange import first_model, first_server, first_states, server_key
 from pfedme.engine.metrics import Blocks, Scores, Spread, score
@@ -159,7 +159,7 @@ class Simulation:
         If not, the state is the one before the round that failed.
         """
         end, finite = state.t + rounds, True
-        while finite and state.t < end:
+        while finite and state.t < agreed(end):
             ((state, finite),) = advance([self], [state], end - state.t)
         return state, finite
 
@@ -329,10 +329,10 @@ def _advance(
     Client who[t, k] belongs to run[k]; the first `cohort` to run 0, and so on; the rest is padding. A number
     that no client has stands for none.
     """
-    job, start = _stacked(jobs), _stacked(states)
+    job, start, members = _stacked(jobs), _stacked(states), len(jobs) * cohort
 
     def by_run(a: jax.Array) -> jax.Array:
-        return jnp.reshape(a[: len(jobs) * cohort], (len(jobs), cohort, *a.shape[1:]))
+        return jnp.reshape(a[:members], (len(jobs), cohort, *a.shape[1:]))
 
     def unfinished(carry: Any) -> jax.Array:
         done, finite, _ = carry
@@ -344,8 +344,8 @@ def _advance(
         client = jnp.minimum(who[done], total - 1)
         update = _each("client_update", store, job, state, run, client, route and route.at(done))
         # One row per run, not a sum over all with zero weights for other runs: zero times infinity is NaN.
-        members = update.upload, client, jnp.where(who[done] < total, store.n_train[client], 0)
-        uploads, clients, count = jax.tree.map(by_run, members)
+        sent = update.upload, client, jnp.where(who[done] < total, store.n_train[client], 0)
+        uploads, clients, count = jax.tree.map(by_run, sent)
 
         def serve(job: Job, t: jax.Array, server: Any, clip: Any, uploads: Any, *members: jax.Array) -> Any:
             cohort = Cohort(server_key(job.key, t), *members, total=total)
@@ -359,7 +359,8 @@ def _advance(
             server, clip = jax.vmap(serve)(job, state.t, server, clip, uploads, clients, count)
 
         def put(kept: jax.Array, new: jax.Array) -> jax.Array:
-            return kept.at[run, who[done]].set(new, mode="drop")
+            # Without the padding, which has no result if clients are worked on where their rows are.
+            return kept.at[run[:members], who[done, :members]].set(new[:members], mode="drop")
 
         after = State(state.t + 1, server, jax.tree.map(put, state.clients, update.state), clip)
         finite = jax.vmap(lambda *own: Params(own).all_finite())(*after[1:])

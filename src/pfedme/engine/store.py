@@ -13,7 +13,7 @@ from pfedme.core.models import Model
 from pfedme.core.private import Private
 from pfedme.core.problem import Order, Problem
 from pfedme.data.federation import Federation
-from pfedme.engine.devices import own_rows, replicate
+from pfedme.engine.devices import from_hosts, own_rows, replicate
 
 
 @partial(
@@ -72,3 +72,24 @@ class Store:
         """The learning problem of client i in round t."""
         own = self.start[i], self.n_train[i], self.n_test[i]
         return Problem(model, self.x, self.y, *own, t, self.longest, order, private)
+
+
+def features_of(federation: Federation, rows: np.ndarray) -> np.ndarray:
+    """The features of the rows with these indices, each as a vector, from the hosts that have them. All hosts
+    must ask for the same ones."""
+    f, x = federation, federation.x.reshape(len(federation.x), -1)
+    if f.home is None:
+        return x[rows]
+    at = rows.ravel()
+    owner = np.searchsorted(f.start, at, side="right") - 1
+    home, local = f.home[owner], at - f.start[owner] + f.local_start[owner]
+    return from_hosts(x[local[home == f.host]], home).reshape(*rows.shape, -1)
+
+
+def whole(federation: Federation) -> Federation:
+    """The federation with the features of all clients, from the hosts that have them."""
+    f = federation
+    if f.home is None:
+        return f
+    x = features_of(f, np.arange(len(f.y))).reshape(len(f.y), *f.x.shape[1:])
+    return dataclasses.replace(f, x=x, home=None, host=0)

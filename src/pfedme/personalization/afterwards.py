@@ -9,6 +9,7 @@ from typing import Any
 from pfedme.data import Source
 from pfedme.data.federation import Federation
 from pfedme.engine.choices import Personalize
+from pfedme.engine.devices import agreed, is_first
 from pfedme.engine.personalized import Personalized
 from pfedme.personalization.finished import (
     FinishedRun,
@@ -23,9 +24,7 @@ from pfedme.personalization.lines import recipe_of
 from pfedme.report.columns import columns_of, write_columns
 from pfedme.report.html.newcomers import newcomers_report
 from pfedme.report.html.page import NAME, report
-from pfedme.runs.folder import Folder
-from pfedme.runs.plan import read_plan
-from pfedme.training.compare import Comparison, summed_up
+from pfedme.training.compare import Comparison, records_of, summed_up
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +58,7 @@ def offer(
 ) -> Offer:
     """Finds models for `newcomers` if they are given; otherwise for the run's `members`, and shows how the
     clients that it held out fare by the number of their rows. Results are written to the folder `out` as
-    soon as they are found."""
+    soon as they are found; of several hosts, by the first."""
     how = how or finished.run.personalize or Personalize()
     federation = finished.encoded(newcomers) if newcomers else finished.simulation.federation
     found, levels = None, list[Level]()
@@ -69,13 +68,14 @@ def offer(
         found = finished.to_members(how, watch)
     if out and found is not None:
         # First, because a folder with personalized.json is complete.
-        if columns := columns_of(finished.simulation.model, federation, finished.w, found.theta):
+        columns = columns_of(finished.simulation.model, federation, finished.w, found.theta)
+        if columns and is_first():
             write_columns(out, columns)
         write(out, found, finished.simulation.model, federation, how)
     later = finished.run.parties()[1] if held_out and newcomers is None else None
     if later is not None:
         levels = newcomer_curve(finished, later, how, watch)
-    if out and levels:
+    if out and levels and is_first():
         write_newcomers(out, levels)
     return Offer(how, federation, found, levels)
 
@@ -86,8 +86,7 @@ def let_clients_choose(out: Path, watch: Watch = lambda *_: None) -> Comparison 
 
     If the comparison has a run of `alone` with the same seed, clients train alone as they did there.
     """
-    records = {folder: Folder(folder).read() for job in read_plan(out) for folder in [out / job["folder"]]}
-    done = {folder: record for folder, record in records.items() if record.get("final")}
+    done = {folder: record for folder, record in records_of(out).items() if record.get("final")}
     alone = {r["config"]["seed"]: r for r in done.values() if r["config"]["algorithm"]["name"] == "alone"}
     left = [folder for folder, record in done.items() if left_to_do(folder, record["config"])[0]]
     for folder in left:
@@ -97,7 +96,8 @@ def let_clients_choose(out: Path, watch: Watch = lambda *_: None) -> Comparison 
             known = recipe_of(record, s.model, s.federation.clients)
             finished = dataclasses.replace(finished, trained_alone=known)
         offer(finished, out=folder, held_out=False, watch=watch)
-        report([folder], folder / NAME, force=True)
+        if is_first():
+            report([folder], folder / NAME, force=True)
     return summed_up(out) if left else None
 
 
@@ -110,9 +110,12 @@ def write_page(run: Path, out: Path, newcomers: Source | None) -> None:
 
 
 def left_to_do(path: Path, config: dict[str, Any]) -> tuple[bool, bool]:
-    """Whether a finished run still has to find its members' models, and to show how its newcomers fare."""
-    members = bool(config.get("personalize")) and not (path / "personalized.json").exists()
-    newcomers = bool(config.get("holdout_clients")) and not (path / "newcomers.png").exists()
+    """Whether a finished run still has to find its members' models, and to show how its newcomers fare. All
+    hosts ask, and only the first needs the folder."""
+    made = ("personalize", "personalized.json"), ("holdout_clients", "newcomers.png")
+    members, newcomers = (
+        bool(config.get(option)) and not agreed((path / name).exists()) for option, name in made
+    )
     return members, newcomers
 
 

@@ -28,6 +28,7 @@ from pfedme.data.natural import Natural
 from pfedme.data.table import Table
 from pfedme.engine.choices import Line, Personalize, Start, for_all, personalize
 from pfedme.engine.chunks import Stacked
+from pfedme.engine.devices import agreed, from_first, is_first, read
 from pfedme.engine.differences import differences
 from pfedme.engine.exchange import first_model
 from pfedme.engine.label_shift import prior
@@ -49,7 +50,7 @@ from pfedme.personalization.lines import (
     trained_under,
 )
 from pfedme.runs.folder import Folder, write_models
-from pfedme.runs.run import Run, load
+from pfedme.runs.run import Run, load, of_this_host
 
 NEWCOMER_ROWS = (5, 10, 20, 50, 100, 200, 400)
 """Numbers of training rows that newcomers are given, to see from how many on, and up to how many, joining
@@ -85,9 +86,9 @@ class FinishedRun:
 
     @classmethod
     def open(cls, path: Path) -> FinishedRun:
-        """The run in a folder."""
+        """The run in a folder of the first host."""
         folder = Folder(path)
-        record = folder.read()
+        record = folder.read_by_all()
         if (status := record.get("status")) != "finished":
             cure = f"'pfedme resume {path}' continues it" if status == "running" else "start another"
             raise InputError(f"The run in {path} has not finished ({status}); {cure}.")
@@ -97,15 +98,18 @@ class FinishedRun:
             raise InputError(f"{folder.record} is damaged: {error}; start the run again.") from None
         run.refuse_to_offer()
         run, simulation = run.prepare()
-        w = None
-        try:
-            if simulation.algorithm.has_global:
+        size = first_model(simulation.model, simulation.seed).ravel().size
+
+        def kept() -> bytes:
+            try:
                 w = safetensors.numpy.load_file(folder.model)["w"]
-                size = first_model(simulation.model, simulation.seed).ravel().size
                 if w.shape != (size,):
                     raise ValueError(f"it has {w.size} numbers, not {size}")
-        except (OSError, KeyError, ValueError, safetensors.SafetensorError) as error:
-            raise InputError(f"{folder.model} cannot be read ({error}); start the run again.") from None
+            except (OSError, KeyError, ValueError, safetensors.SafetensorError) as error:
+                raise InputError(f"{folder.model} cannot be read ({error}); start the run again.") from None
+            return safetensors.numpy.save({"w": w})
+
+        w = safetensors.numpy.load(from_first(kept))["w"] if simulation.algorithm.has_global else None
         return cls.of(run, simulation, w, improving=bool(record.get("auto", {}).get("improving")))
 
     @classmethod
@@ -149,7 +153,7 @@ class FinishedRun:
         if isinstance(self.simulation.algorithm, IFCA):
             return self.recipe
         federation = self.simulation.federation
-        clusters = clusters_in(differences(federation.hold_out(0, Personalize.folds)))
+        clusters = agreed(clusters_in(differences(federation.hold_out(0, Personalize.folds))))
         return self.recipe.ifca(clusters) if clusters else None
 
     def alone(self, federation: Federation) -> tuple[Callable[[Federation], Stacked], bool]:
@@ -163,7 +167,9 @@ class FinishedRun:
     def encoded(self, source: Source) -> Federation:
         """The federation of a source; a table's rows are encoded in the same way as the run's own table."""
         schema = self.simulation.federation.schema
-        return source.load(schema) if isinstance(source, Table | Natural) and schema else load(source)
+        if isinstance(source, Table | Natural) and schema:
+            return of_this_host(source.load(schema))
+        return load(source)
 
     def to_members(self, how: Personalize, watch: Watch = _unwatched) -> Personalized:
         """Finds a model for each client that took part."""
@@ -350,11 +356,13 @@ def document(found: Personalized, how: Personalize) -> dict[str, Any]:
 
 
 def write(path: Path, found: Personalized, model: Model, federation: Federation, how: Personalize) -> None:
-    """Writes personalized.csv, .json, .png and .safetensors to a folder."""
+    """Writes personalized.csv, .json, .png and .safetensors to a folder of the first host."""
     from pfedme.report.gain import gain_figure
 
+    theta = {"theta": read(found.theta.ravel(1))}
+    if not is_first():
+        return
     summed_up = json.dumps(document(found, how), indent=1) + "\n"
-    theta = {"theta": np.asarray(found.theta.ravel(1))}
     with writing(path):
         path.mkdir(parents=True, exist_ok=True)
         atomic_write(path / "personalized.csv", clients_csv(found, federation))

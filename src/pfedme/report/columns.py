@@ -17,7 +17,8 @@ from pfedme.core.models import Model
 from pfedme.core.tree import Params
 from pfedme.data.federation import Federation
 from pfedme.data.schema import is_number
-from pfedme.engine.importance import Importance, importance
+from pfedme.engine.importance import Importance, features, importance
+from pfedme.engine.store import whole
 from pfedme.files import atomic_write, writing
 from pfedme.report.figures import COLOURS, dress, png
 from pfedme.report.spread import Shift, shifts
@@ -54,7 +55,10 @@ def columns_of(
     model: Model, federation: Federation, shared: Params | None, theta: Params, *, seed: int = 0
 ) -> ColumnReport | None:
     """Which columns matter for the clients' models `theta`, stacked, and for a shared model if there is one;
-    None if the data is not a table of columns. Test rows are not used."""
+    None if the data is not a table of columns. Test rows are not used. Several hosts exchange all rows."""
+    if not features(federation):
+        return None
+    federation = whole(federation)
     found = importance(model, federation, shared, theta, seed=seed)
     if found is None:
         return None

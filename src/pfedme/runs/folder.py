@@ -85,6 +85,10 @@ class Folder:
             raise InputError(f"{self.record} is not the record of a run; start the run again.")
         return record
 
+    def read_by_all(self) -> dict[str, Any]:
+        """The record, on all hosts; only the first needs the folder."""
+        return json.loads(from_first(lambda: json.dumps(self.read()).encode()))
+
     def status(self) -> str:
         """`running`, `finished` or `diverged`."""
         return self.read().get("status", "")

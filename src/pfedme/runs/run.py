@@ -186,6 +186,8 @@ class Run:
     def prepare(self) -> tuple[Run, Simulation]:
         """This run with every default filled in, and its simulation; loads the data."""
         check(self, "the run")
+        if hosts() > 1:
+            self.check_hosts()
         if self.quarter_at and not self.rounds:
             raise InputError(
                 f"--quarter-at {'-'.join(map(str, self.quarter_at))} needs a given number of rounds; give "
@@ -249,13 +251,6 @@ class Run:
 
     def check_hosts(self) -> None:
         """Raises an error if several hosts cannot carry out this run together."""
-        if self.personalize or self.holdout_clients is not None:
-            raise InputError(
-                "Clients choose their models on one host; leave out --personalize and --holdout-clients, and "
-                "use 'pfedme personalize' when the run has finished."
-            )
-        if self.rechooses:
-            raise InputError("With --rechoose, clients choose their models on one host; leave it out.")
         if self.algorithm.pools:
             raise InputError(f"{self.algorithm.name} trains on all rows in one place; run it on one host.")
         if isinstance(self.privacy, Clients):
@@ -332,7 +327,11 @@ def load(source: Source) -> Federation:
 
 @lru_cache(maxsize=2)
 def _load(source: Source) -> Federation:
-    federation = source.load()
+    return of_this_host(source.load())
+
+
+def of_this_host(federation: Federation) -> Federation:
+    """The part of a federation that this one of several hosts has."""
     return federation if hosts() == 1 else federation.of_host(host(), hosts())
 
 

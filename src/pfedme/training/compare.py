@@ -13,6 +13,7 @@ import numpy as np
 
 from pfedme.core.spec import check
 from pfedme.engine.choices import Personalize
+from pfedme.engine.devices import from_first, is_first
 from pfedme.engine.verdict import Verdict
 from pfedme.errors import InputError, Interrupted
 from pfedme.files import atomic_write, refuse_file, writing
@@ -117,16 +118,11 @@ def compare(
     watch: Watch = lambda *_: None,
     track: Sequence[Tracker] = (),
 ) -> Comparison:
-    """Carries out each run with `seeds` seeds, each in its own folder below `out` and tracked separately."""
-    plan = out / PLAN
-    refuse_file(out)
-    if out.exists() and any(out.iterdir()) and not force:
-        raise InputError(
-            f"{out} holds a comparison; 'pfedme resume {out}' finishes it if it is unfinished; "
-            "choose another --out, or --force to overwrite it."
-            if plan.exists()
-            else f"{out} is not empty and holds no comparison; choose another --out, or --force."
-        )
+    """Carries out each run with `seeds` seeds, each in its own folder below `out` and tracked separately.
+
+    Only the first of several hosts needs the folder and the trackers.
+    """
+    from_first(lambda: _check_writable(out, force=force))
     jobs = [
         (label, dataclasses.replace(run, seed=run.seed + k), f"{label}/seed-{run.seed + k}")
         for label, run in zip(_labels(runs), runs, strict=True)
@@ -135,24 +131,40 @@ def compare(
     for run in runs:  # anything wrong with a run shows up here, before any file is touched
         check(dataclasses.replace(run, seed=run.seed + seeds - 1), "the run")
         run.prepare()
-    tracked = {folder: [tracker.below(folder) for tracker in track] for _, _, folder in jobs}
-    for folder, trackers in tracked.items():
-        Tracking.begin(trackers, out / folder, force=force)
-    with writing(out):
-        out.mkdir(parents=True, exist_ok=True)
-        document = [
-            {
-                "label": label,
-                "folder": folder,
-                "config": run.to_json(),
-                **({"track": described(tracked[folder])} if track else {}),
-            }
-            for label, run, folder in jobs
-        ]
-        for _, _, folder in jobs:
-            (out / folder / "record.json").unlink(missing_ok=True)
-        atomic_write(plan, json.dumps({"runs": document}, indent=1))
+
+    def start() -> None:
+        tracked = {folder: [tracker.below(folder) for tracker in track] for _, _, folder in jobs}
+        for folder, trackers in tracked.items():
+            Tracking.begin(trackers, out / folder, force=force)
+        with writing(out):
+            out.mkdir(parents=True, exist_ok=True)
+            document = [
+                {
+                    "label": label,
+                    "folder": folder,
+                    "config": run.to_json(),
+                    **({"track": described(tracked[folder])} if track else {}),
+                }
+                for label, run, folder in jobs
+            ]
+            for _, _, folder in jobs:
+                (out / folder / "record.json").unlink(missing_ok=True)
+            atomic_write(out / PLAN, json.dumps({"runs": document}, indent=1))
+
+    from_first(start)
     return resume_comparison(out, [run for _, run, _ in jobs], watch=watch)
+
+
+def _check_writable(out: Path, *, force: bool) -> None:
+    """Raises an error if a comparison cannot be written to `out`."""
+    refuse_file(out)
+    if out.exists() and any(out.iterdir()) and not force:
+        raise InputError(
+            f"{out} holds a comparison; 'pfedme resume {out}' finishes it if it is unfinished; "
+            "choose another --out, or --force to overwrite it."
+            if (out / PLAN).exists()
+            else f"{out} is not empty and holds no comparison; choose another --out, or --force."
+        )
 
 
 def resume_comparison(
@@ -162,7 +174,7 @@ def resume_comparison(
 
     `runs` are those of the plan, if available.
     """
-    jobs = read_plan(out)
+    jobs = plan_of(out)
     try:
         tracked = [from_json(job.get("track", ())) for job in jobs]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -178,13 +190,28 @@ def resume_comparison(
     return summed_up(out)
 
 
+def plan_of(out: Path) -> list[dict[str, Any]]:
+    """The plan in a folder of the first host."""
+    return json.loads(from_first(lambda: json.dumps(read_plan(out)).encode()))
+
+
+def records_of(out: Path) -> dict[Path, dict[str, Any]]:
+    """The folder and the record of each run of a comparison in a folder of the first host."""
+    folders = [Folder(out / job["folder"]) for job in plan_of(out)]
+    records = json.loads(from_first(lambda: json.dumps([folder.read() for folder in folders]).encode()))
+    return {folder.path: record for folder, record in zip(folders, records, strict=True)}
+
+
 def summed_up(out: Path) -> Comparison:
-    """The results of the finished runs of a comparison, after writing its table, figure and verdict."""
-    jobs = read_plan(out)
-    ran = [(job["label"], out / job["folder"], Folder(out / job["folder"]).read()) for job in jobs]
+    """The results of the finished runs of a comparison, after writing its table, figure and verdict. Of
+    several hosts, only the first writes them, and only it has a verdict."""
+    jobs, found = plan_of(out), records_of(out)
+    ran = [(job["label"], out / job["folder"], found[out / job["folder"]]) for job in jobs]
     records: dict[str, list[dict[str, Any]]] = {}
     for label, _, record in ran:
         records.setdefault(label, []).append(record)
+    if not is_first():
+        return Comparison(records)
     verdict = verdict_of(ran)
     comparison = Comparison(records, verdict, recommended_of(ran))
     from pfedme.report.figures import curves
@@ -221,16 +248,22 @@ def carry_out_plan(
             def tell(progress: Progress, label: str = label, place: int = place) -> None:
                 watch(label, place, progress)
 
-            if not folder.record.exists():
+            status = _status(folder)
+            if not status:
                 trackers = track[place] if track else ()
                 executions.append(begin(run, path, force=True, watch=tell, wanted=wanted, track=trackers))
-            elif (status := folder.status()) == "running":
+            elif status == "running":
                 executions.append(reopen(path, watch=tell, wanted=wanted))
             else:
-                if status == "finished":  # and possibly killed right afterwards
+                if status == "finished" and is_first():  # and possibly killed right afterwards
                     folder.checkpoint.unlink(missing_ok=True)
                 tell(Progress(run.rounds, run.rounds, None))
         carry_out(executions, lanes=len(places))
+
+
+def _status(folder: Folder) -> str:
+    """The status of the run in a folder of the first host; empty if there is none."""
+    return from_first(lambda: folder.status().encode() if folder.record.exists() else None).decode()
 
 
 def _groups(runs: Sequence[Run]) -> list[list[int]]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from pfedme import __version__
-from pfedme.engine.devices import agreed, from_first, hosts, is_first
+from pfedme.engine.devices import agreed, from_first, is_first
 from pfedme.engine.simulate import MOST_ROUNDS, State, advance
 from pfedme.errors import Diverged, InputError, Interrupted, RunError
 from pfedme.runs.folder import Folder
@@ -76,7 +76,7 @@ def begin(
 def reopen(out: Path, *, watch: Watch = lambda _: None, wanted: Wanted = EVERYTHING) -> Execution:
     """An interrupted run, restored from its checkpoint."""
     folder = Folder(out)
-    record = json.loads(from_first(lambda: json.dumps(folder.read()).encode()))
+    record = folder.read_by_all()
     if record.get("status") == "finished":
         raise InputError(f"The run in {out} is finished; there is nothing to resume.")
     if record.get("status") == "diverged":
@@ -94,8 +94,6 @@ def reopen(out: Path, *, watch: Watch = lambda _: None, wanted: Wanted = EVERYTH
         tracking = Tracking.reopen(record, out) if is_first() else Tracking()
     except (KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{folder.record} is damaged: {error}; start the run again.") from None
-    if hosts() > 1:
-        run.check_hosts()
     kept = folder if is_first() else None
     return Execution(*run.prepare(), kept, watch, wanted, tracking, record.get("auto"))
 

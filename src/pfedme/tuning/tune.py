@@ -10,7 +10,9 @@ no matter what was interrupted between them. So a search that was killed ends as
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import json
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,6 +24,7 @@ import optuna
 from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
 from optuna.trial import FrozenTrial, Trial, TrialState
 
+from pfedme.engine.devices import agreed, from_first
 from pfedme.engine.measure import ACCURACY, R2, Measure, metric_for
 from pfedme.engine.metrics import Blocks
 from pfedme.engine.simulate import Simulation
@@ -29,6 +32,7 @@ from pfedme.errors import InputError, RunError
 from pfedme.files import atomic_write, writing
 from pfedme.report.trials import trials_csv, trials_md
 from pfedme.runs.run import Run
+from pfedme.training.execute import check_same
 from pfedme.tuning.search import Search
 from pfedme.tuning.study_storage import check_same_search, opened
 
@@ -117,17 +121,42 @@ def tune(search: Search, trials: int | None, out: Path, *, watch: Watch = lambda
 
     The default is 30 trials, or all points of the grid.
     """
-    check_same_search(out, search)
+    check_same(search.run)
+    from_first(lambda: check_same_search(out, search))
     bench = Bench(search)
     grid = search.grid() if search.how == "grid" else []
     wanted = min(trials or len(grid), len(grid)) if grid else trials or TRIALS
-    with writing(out, " Free some space, then run the same command to resume."), opened(out, search) as study:
-        while (tuning := report(study, search, out, bench.measure)).finished < wanted:
+    with contextlib.ExitStack() as folder:
+        folder.enter_context(writing(out, " Free some space, then run the same command to resume."))
+        study: optuna.Study | None = None  # of several hosts, the first has it
+        trial: Trial | None = None
+
+        def begin() -> None:
+            nonlocal study
+            study = folder.enter_context(opened(out, search))
+
+        def turn() -> bytes:
+            nonlocal trial
+            assert study is not None
+            so_far = report(study, search, out, bench.measure)
+            trial = None if so_far.finished >= wanted else ask(study, search, grid, so_far.finished)
+            trials = [dataclasses.asdict(tried) for tried in so_far.trials]
+            settings = None if trial is None else search.settings(trial.params)
+            return json.dumps([trials, so_far.mattered, settings]).encode()
+
+        from_first(begin)
+        while True:
+            trials_so_far, shares, settings = json.loads(from_first(turn))
+            ended = tuple(Tried(**tried) for tried in trials_so_far)
+            tuning = Tuning(search, ended, shares, bench.measure)
+            if settings is None:
+                break
             best = tuning.best[0].accuracy if tuning.best else None
             step = Step(tuning.finished, wanted, 0, search.run.rounds, best, bench.measure)
-            trial = ask(study, search, grid, tuning.finished)
-            score = bench.attempt(trial, lambda t, step=step: watch(dataclasses.replace(step, round=t)))
-            study.tell(trial, score, TrialState.PRUNED if score is None else TrialState.COMPLETE)
+            attempt = Attempt(settings, trial)
+            score = bench.attempt(attempt, lambda t, step=step: watch(dataclasses.replace(step, round=t)))
+            if study is not None and trial is not None:
+                study.tell(trial, score, TrialState.PRUNED if score is None else TrialState.COMPLETE)
     if not tuning.best:
         raise RunError(f"All {tuning.finished} trials diverged; fix a smaller step, such as --eta 0.001.")
     return tuning
@@ -157,6 +186,26 @@ def ask(study: optuna.Study, search: Search, grid: list[dict[str, Any]], finishe
     return study.ask(search.space)
 
 
+@dataclasses.dataclass(frozen=True)
+class Attempt:
+    """A trial that is carried out."""
+
+    settings: dict[str, Any]
+    trial: Trial | None
+    """Its place in the study; of several hosts, the first has it."""
+
+    def note(self, name: str, value: Any) -> None:
+        """Keeps something about the trial."""
+        if self.trial is not None:
+            self.trial.set_user_attr(name, value)
+
+    def scored(self, score: float, t: int) -> bool:
+        """Keeps its score after round t. The value is whether it should stop, the same on all hosts."""
+        if self.trial is not None:
+            self.trial.report(score, t)
+        return bool(agreed(self.trial is not None and self.trial.should_prune()))
+
+
 class Bench:
     """Carries out trials on the federation with rows held out."""
 
@@ -168,7 +217,7 @@ class Bench:
         self.who = whole.evaluated(self.run.eval_clients or whole.federation.clients)
         self.measure, _ = metric_for(whole.federation, search.run.metric)
         self.sums = self.measure in (ACCURACY, R2)  # metrics that do not need every row
-        rows = Blocks.cut(*(a[self.who] for a in self.federation.rows("validation"))).rows()
+        rows = Blocks.of(self.federation, "validation", self.who).rows()
         if not len(rows):
             raise InputError(
                 f"No client has {search.folds} training rows, the least from which one can be held out for "
@@ -181,9 +230,9 @@ class Bench:
                 f"{self.measure.name}; give clients more rows, or choose settings by hand with 'pfedme run'."
             )
 
-    def attempt(self, trial: Trial, watch: Callable[[int], None]) -> float | None:
+    def attempt(self, trial: Attempt, watch: Callable[[int], None]) -> float | None:
         """The score of a trial; None if it was stopped."""
-        run = self.search.run_with(self.search.settings(trial.params))
+        run = self.search.run_with(trial.settings)
         simulation = Simulation(
             run.algorithm, self.model, self.federation, cohort=self.cohort, seed=run.seed,
             quarter_at=run.quarter_at,
@@ -200,17 +249,16 @@ class Bench:
                 )
             if not (evaluation and evaluation.finite):
                 # Reported to Optuna as pruned rather than as failed, because TPE learns from pruned trials.
-                trial.set_user_attr("diverged", state.t)
+                trial.note("diverged", state.t)
                 return None
             kind = "personal" if "personal" in evaluation.test else "global"
             score = evaluation.test[kind].over_all_rows(self.measure.key)
             # An undefined score, such as precision if no row is predicted positive, counts as the worst.
             accuracy = self.measure.orientation * (0.0 if score is None else score)
-            trial.report(accuracy, state.t)
             watch(state.t)
-            if state.t < run.rounds and trial.should_prune():
+            if trial.scored(accuracy, state.t) and state.t < run.rounds:
                 return None
-        trial.set_user_attr("model", kind)
+        trial.note("model", kind)
         return accuracy
 
 

@@ -28,10 +28,13 @@ LINE_EVERY_S = 2.0
 
 
 class TrainingBar(Live):
-    """Progress of something that trains, on standard error."""
+    """Progress of something that trains, on standard error. Of several hosts, only the first has it
+    `shown`."""
 
-    def __init__(self, what: str, total: int | None = None) -> None:
+    def __init__(self, what: str, total: int | None = None, *, shown: bool = True) -> None:
         super().__init__(what, total, Console(stderr=True))
+        self.shown = shown
+        self.live = self.live if shown else None
         self.said = time.monotonic()
 
     def pilot(self, name: str, round: int) -> None:
@@ -48,19 +51,17 @@ class TrainingBar(Live):
 
     def say(self, line: str, *, always: bool = False) -> None:
         """Prints a line where there is no bar, unless one was printed a moment ago."""
-        if not self.live and (always or time.monotonic() - self.said >= LINE_EVERY_S):
+        if self.shown and not self.live and (always or time.monotonic() - self.said >= LINE_EVERY_S):
             self.said = time.monotonic()
             print(line, file=sys.stderr, flush=True)
 
 
 class Bar(TrainingBar):
     """Progress over all rounds of one or several runs; `total` is None if they train until they have
-    converged. Of several hosts, only the first has it `shown`."""
+    converged."""
 
     def __init__(self, total: int | None, *, shown: bool = True) -> None:
-        super().__init__("", total)
-        self.shown = shown
-        self.live = self.live if shown else None
+        super().__init__("", total, shown=shown)
         self.total, self.entry = total, {}
         self.warned = set[str]()
         self.rounds: dict[int, int] = {}  # the current round of each run
@@ -97,8 +98,8 @@ class Bar(TrainingBar):
 class SearchBar(TrainingBar):
     """Progress over the trials of a search, with the best score so far."""
 
-    def __init__(self) -> None:
-        super().__init__("trials")
+    def __init__(self, *, shown: bool = True) -> None:
+        super().__init__("trials", shown=shown)
         self.before: int | None = None  # trials that had finished when the search was resumed
 
     def __call__(self, step: SearchStep) -> None:
@@ -116,13 +117,17 @@ class SearchBar(TrainingBar):
 
 
 class Steps(Live):
-    """Progress over a few long steps, on standard error."""
+    """Progress over a few long steps, on standard error. Of several hosts, only the first has it `shown`."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, shown: bool = True) -> None:
         super().__init__("", 1, Console(stderr=True))
+        self.shown = shown
+        self.live = self.live if shown else None
 
     def __call__(self, what: str, done: int, total: int) -> None:
         """Shows that `done` of `total` steps are done and that `what` comes next."""
+        if not self.shown:
+            return
         self.show(what, done, total)
         if not self.live and done < total:
             print(f"{what}: step {done + 1} of {total}", file=sys.stderr, flush=True)
