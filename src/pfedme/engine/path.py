@@ -60,7 +60,7 @@ def lambda_path(
             same = jax.random.fold_in(key, lams.index(candidate.lam))  # the same batches on all paths
             reached[line] = _descend(
                 store, model, same, centres[line], reached[line], items, eta[items],
-                candidate.lam, candidate.steps, route, B=B,
+                candidate.lam, candidate.steps, B=B, route=route,
             )  # fmt: skip
         theta = reached[line]
         models = theta if len(items) == len(who) else theta[: len(who)]
@@ -94,8 +94,8 @@ def _descend(
     eta: jax.Array,
     lam: float,
     steps: int,
-    route: Route | None,
     B: int,
+    route: Route | None = None,
 ) -> Params:
     """θ after `steps` of θ ← argmin_u ⟨∇f̃_i(θ), u⟩ + λ/2 ‖u − w‖² + 1/(2η) ‖u − θ‖², for each client, where w
     is its `centre`.
