@@ -12,6 +12,7 @@ import pytest
 
 from pfedme.cli import main
 from pfedme.data import parse_data
+from pfedme.engine import simulate
 from pfedme.errors import InputError
 from pfedme.experiments import gain
 from pfedme.experiments.gain_federations import SETTINGS, TINY, Setting, named
@@ -32,6 +33,8 @@ def test_the_study_in_miniature(tmp_path: Path, some: None):
     study = Study(tmp_path, "pfedme study gain")
     rows, missing = gain.study_gain(study, TINY, SOME)
     assert missing == []
+    programs = *simulate._advance.programs, *simulate._answer.programs
+    assert [program._cache_size() for program in programs] == [0] * 4  # hundreds of them end a process
     units = {p: p.stat().st_mtime_ns for p in (tmp_path / "runs").iterdir()}
     again, _ = gain.study_gain(study, TINY, SOME)
     assert {p: p.stat().st_mtime_ns for p in (tmp_path / "runs").iterdir()} == units

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from pfedme import __version__
@@ -151,6 +152,7 @@ def study_gain(
     for k, job in enumerate(plan):
         watch(job.about, k, len(plan))
         job.carry_out()
+        jax.clear_caches()  # a process can map only so many compiled programs
     watch("writing", len(plan), len(plan))
     rows, every, missing = [], {}, []
     for setting in SETTINGS:
