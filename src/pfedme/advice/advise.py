@@ -90,10 +90,10 @@ class Advice:
         alone, with a 95 % interval; None for what is undefined."""
         found = self.found
         score, alone, shared = (found.own(name) for name in ("recommended", ALONE, "global"))
-        gain, noise, _ = found.gains(ALONE)
-        half = np.full(len(gain), np.nan) if noise is None else 1.96 * noise
-        columns = {"score": score, "alone": alone, "global": shared, "gain": gain}
-        columns |= {"low": gain - half, "high": gain + half}
+        gains = found.gains(ALONE)
+        low, high = gains.ends(found.measure)
+        columns = {"score": score, "alone": alone, "global": shared}
+        columns |= {"gain": gains.each, "low": low, "high": high}
         rows = []
         for i in range(found.clients):
             values = {name: _known(column[i]) for name, column in columns.items()}

@@ -168,11 +168,11 @@ def _lam(candidate: Candidate) -> float | None:
 
 def _gain(found: Personalized, name: str) -> Words | None:
     """What the chosen model gains over another on the test rows, with a 95 % interval if there is one."""
-    each, noise, _ = found.gains(name)
-    if not math.isfinite(each[0]):
+    gains = found.gains(name)
+    if not math.isfinite(gains.each[0]):
         return None
-    half = 1.96 * noise[0] if noise is not None else math.nan
-    return {"gain": float(each[0]), "low": _known(each[0] - half), "high": _known(each[0] + half)}
+    low, high = (end[0] for end in gains.ends(found.measure))
+    return {"gain": float(gains.each[0]), "low": _known(low), "high": _known(high)}
 
 
 def sentences(words: Words) -> list[str]:

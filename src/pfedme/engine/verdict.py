@@ -66,6 +66,16 @@ class Gains(NamedTuple):
         noise, least = (None if values is None else values[there] for values in self[1:])
         return Gains(self.each[there], noise, least)
 
+    def ends(self, measure: Measure) -> tuple[np.ndarray, np.ndarray]:
+        """The ends of each client's 95 % interval, as far as the metric goes; NaN without noise.
+
+        >>> Gains(np.array([0.5]), np.array([0.3])).ends(ACCURACY)
+        (array([-0.088]), array([1.]))
+        """
+        half = np.full(len(self.each), np.nan) if self.noise is None else 1.96 * self.noise
+        most = 1.0 if measure.key in SHARES else np.inf
+        return np.maximum(self.each - half, -most), np.minimum(self.each + half, most)
+
     def mean(self, level: float = LEVEL) -> Interval | None:
         """The mean with its interval; None if too few are known (one is enough if it is paired)."""
         gains, noise, least = self.known()

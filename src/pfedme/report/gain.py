@@ -36,10 +36,10 @@ def gain_figure(found: Personalized, federation: Federation) -> bytes:
     left, right = figure.subplots(1, 2)
     rows, what = federation.n_train.astype(float), found.measure
     for place, (name, colour) in enumerate((("alone", COLOURS[0]), ("global", COLOURS[1]))):
-        gain, noise, _ = found.gains(name)
-        half = None if noise is None else 1.96 * what.scale * noise
+        gains = found.gains(name)
+        reach = [abs(end - gains.each) for end in gains.ends(what)]
         left.errorbar(
-            rows * (1 + 0.02 * place), what.scale * gain, half,
+            rows * (1 + 0.02 * place), what.scale * gains.each, np.multiply(what.scale, reach),
             fmt="o^"[place], color=colour, markersize=3, linewidth=0.5, label=f"over {name}",
         )  # fmt: skip
     left.axhline(0, color="0.4", linewidth=0.8)
