@@ -33,7 +33,7 @@ def test_the_study_in_miniature(tmp_path: Path, some: None):
     study = Study(tmp_path, "pfedme study gain")
     rows, missing = gain.study_gain(study, TINY, SOME)
     assert missing == []
-    programs = *simulate._advance.programs, *simulate._answer.programs
+    programs: tuple[Any, ...] = (*simulate._advance.programs, *simulate._answer.programs)
     assert [program._cache_size() for program in programs] == [0] * 4  # hundreds of them end a process
     units = {p: p.stat().st_mtime_ns for p in (tmp_path / "runs").iterdir()}
     again, _ = gain.study_gain(study, TINY, SOME)

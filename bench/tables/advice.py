@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import reference
 from run import sklearn
@@ -66,6 +67,7 @@ def main() -> None:
         for name in asked.tables:
             path = OUT / name / f"{split}.json"
             if not path.exists() and (split == 0 or CATALOGUE[name].rows < FEW):
+                jax.clear_caches()  # a process can map only so many compiled programs
                 kept = carry_out(f"{name}:seed={split}", OUT / name / str(split), asked.minutes)
                 atomic_write(path, json.dumps(kept, indent=1))
                 print(f"{time.strftime('%H:%M')}  {name} {split}: {kept['seconds']:.0f} s", flush=True)
