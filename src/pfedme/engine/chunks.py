@@ -62,10 +62,19 @@ def at_once(each: int) -> int:
     return max(1, MOST_BYTES // (each * devices)) * devices
 
 
+@jax.jit
+def _first(model: Model, key: jax.Array) -> Params:
+    return model.init(key)
+
+
+def _shapes(model: Model) -> list[jax.ShapeDtypeStruct]:
+    """The arrays of a point; models that differ in floats only are traced once."""
+    return jax.tree.leaves(_first.eval_shape(model, jax.random.key(0)))
+
+
 def size_of(model: Model) -> int:
     """The bytes of a point."""
-    shapes = jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0)))
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in shapes)
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in _shapes(model))
 
 
 def chunks(who: np.ndarray, blocks: Blocks, size: int) -> Iterator[Chunk]:
@@ -107,8 +116,7 @@ def in_chunks(model: Model, theta: Params, blocks: Blocks) -> Iterator[tuple[Par
 
 def is_stack(model: Model, theta: Params) -> bool:
     """Whether θ is a point for each client, not one for all."""
-    shapes = jax.eval_shape(model.init, jax.random.key(0))
-    return jax.tree.leaves(shapes)[0].ndim < jax.tree.leaves(theta)[0].ndim
+    return _shapes(model)[0].ndim < jax.tree.leaves(theta)[0].ndim
 
 
 def stacked(parts: Iterable[tuple[Any, int]], total: int) -> Any:
