@@ -1,5 +1,4 @@
-"""Seconds per round of one process with two devices and of two processes with one each, in turn. Each of the
-two has a core of its own, as hosts do.
+"""Seconds per round of one process with two devices and of two processes with one each, in turn.
 
 python bench/hosts.py            MNIST DNN, everyone; adds `hosts` to bench/results.json
 """
@@ -27,7 +26,6 @@ REPETITIONS = 7
 def worker(processes: int, number: int, port: int) -> None:
     """One of so many processes: measures a few rounds for each line on standard input."""
     if processes > 1:
-        os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[number]})  # a host has cores of its own
         address = f"127.0.0.1:{port}"
         jax.distributed.initialize(address, processes, number, coordinator_bind_address=address)
     cell = CELLS["mnist-dnn"]
