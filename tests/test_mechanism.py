@@ -7,16 +7,17 @@ import math
 from collections.abc import Callable, Iterator
 from functools import cache
 from types import SimpleNamespace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pfedme.algorithms import FedAvg
+from pfedme.algorithms import Algorithm, FedAvg, PFedMe
 from pfedme.audits import audit, mechanism
 from pfedme.audits.mechanism import Check, Mechanism, clipping_adapts
-from pfedme.core import private
+from pfedme.core import private, private_prox
 from pfedme.core.models import Network
 from pfedme.core.private_mean import adapted
 from pfedme.data.federation import Federation
@@ -27,24 +28,25 @@ from pfedme.privacy.units import Rows
 
 CLIENTS, ROUNDS, EPSILON, DELTA = 3, 20, 8.0, 1e-5
 ALGORITHM = FedAvg(eta=0.1, R=5, B=12)
+INNER = PFedMe(eta=0.1, alpha=0.1, R=5, K=3, B=12)
 LEVEL = audit.CHECK_LEVEL
 
 
 @cache
-def plan(rows: int) -> RowPlan:
+def plan(rows: int, algorithm: Algorithm = ALGORITHM) -> RowPlan:
     """The noise for clients with so many training rows."""
     took_part = np.full(CLIENTS, ROUNDS)
     spec, n = Rows(epsilon=EPSILON, delta=DELTA), np.full(CLIENTS, rows)
-    return plan_rows(spec, ALGORITHM, n, took_part, 0 * took_part)
+    return plan_rows(spec, algorithm, n, took_part, 0 * took_part)
 
 
-def simulation(seed: int = 0) -> Simulation:
+def simulation(seed: int = 0, algorithm: Algorithm = ALGORITHM, features: int = 5) -> Simulation:
     """Three clients with 60 training rows each."""
     rng = np.random.default_rng(0)
-    x = rng.normal(size=(80 * CLIENTS, 5)).astype(np.float32)
+    x = rng.normal(size=(80 * CLIENTS, features)).astype(np.float32)
     f = Federation.split([80] * CLIENTS, x, rng.integers(3, size=len(x)), classes=3)
-    model = Network(features=5, classes=3)
-    return Simulation(ALGORITHM, model, f, cohort=CLIENTS, seed=seed, privacy=plan(60))
+    model = Network(features=features, classes=3)
+    return Simulation(algorithm, model, f, cohort=CLIENTS, seed=seed, privacy=plan(60, algorithm))
 
 
 @pytest.fixture(autouse=True)
@@ -98,6 +100,36 @@ def test_noise_that_is_drawn_half_as_large_is_caught(mutable: pytest.MonkeyPatch
     correct = private.normal_like
     mutable.setattr(private, "normal_like", lambda key, like: 0.5 * correct(key, like))
     assert "standard deviation of the noise, divided by z c/B" in failures(simulation())
+
+
+def inner_steps() -> Mechanism:
+    """That of pFedMe, whose inner steps are taken in the space of the mini-batch."""
+    made = Mechanism.of(simulation(algorithm=INNER, features=40))
+    problem = made.releases[0].problem
+    assert private_prox.covers(problem.loss(problem.draw(made.key, INNER.B)))
+    return made
+
+
+def test_correct_inner_steps_pass_and_those_with_half_the_noise_are_caught(mutable: pytest.MonkeyPatch):
+    def check() -> Check:
+        made = inner_steps()
+        noise = {release.name: made.noise(release) for release in made.releases}
+        return mechanism.noise_is_as_large(noise, LEVEL)
+
+    assert check().passed
+    correct = private_prox.normal_like
+    mutable.setattr(private_prox, "normal_like", lambda key, like: 0.5 * correct(key, like))
+    jax.clear_caches()
+    assert not check().passed
+    assert check().value == pytest.approx(0.5, rel=0.1)
+
+
+def test_inner_steps_that_do_not_clip_are_caught(mutable: pytest.MonkeyPatch):
+    assert mechanism.rows_are_clipped(inner_steps()).passed
+    correct: Callable[..., Any] = private_prox.clipped_slopes
+    mutable.setattr(private_prox, "clipped_slopes", lambda *args: correct(*args[:-1], jnp.float32(jnp.inf)))
+    jax.clear_caches()
+    assert mechanism.rows_are_clipped(inner_steps()).value > 100
 
 
 def with_factors(noise: float = 1.0, clip: float = 1.0) -> Callable[[RowPlan], private.Private]:
