@@ -132,6 +132,8 @@ def main() -> None:
     parser.add_argument("--idle", type=float, default=60)
     parser.add_argument("--print", action="store_true", help="only print the results")
     args = parser.parse_args()
+    if args.rounds < 4:
+        parser.error("--rounds must be at least 4: the first three are not measured")
     for clients in args.clients:
         folder = Path(tempfile.mkdtemp(prefix="pfedme-bench-"))
         try:
