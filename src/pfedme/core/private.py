@@ -51,6 +51,11 @@ class Private:
         """M: the largest number of rows that are picked for a batch."""
         return self.thresholds.shape[-2]
 
+    @property
+    def deviation(self) -> jax.Array:
+        """zc: the standard deviation of the noise in a sum; 0 without noise, even if c is infinite."""
+        return jnp.where(self.noise > 0, self.noise * self.clip, 0)
+
     def draw(self, key: jax.Array, start: jax.Array, count: jax.Array, shape: tuple[int, ...]) -> Batch:
         """Poisson samples of `count` rows from `start` on, as many as `shape` says.
 
@@ -120,13 +125,11 @@ class PrivateLoss:
         # Noise is made in a loop of its own: XLA does not vectorise it together with other arithmetic.
         noise = lax.optimization_barrier(normal_like(self.batch.key, theta))
         total = self.clipped_sum(theta)
-        share, deviation = (1 / self.batch.size).astype(theta.dtype), self.deviation.astype(theta.dtype)
+        share, deviation = (
+            (1 / self.batch.size).astype(theta.dtype),
+            self.private.deviation.astype(theta.dtype),
+        )
         return total.map(lambda g, e, t: share * (g + deviation * e) + self.model.l2 * t, noise, theta)
-
-    @property
-    def deviation(self) -> jax.Array:
-        """zc: the standard deviation of the noise in a sum."""
-        return jnp.where(self.private.noise > 0, self.private.noise * self.private.clip, 0)
 
     def clipped_sum(self, theta: Params) -> Params:
         """Σ clip_c(∇ℓ_j(θ)) over the batch."""
